@@ -1,19 +1,22 @@
-"""The charts, as Vega-Lite specifications. Pure."""
+"""The charts, as Vega-Lite specifications without data, and the columns that they take. Pure.
 
-from math import isfinite
+A specification stays the same while a run goes on, so a browser changes the data in place and draws nothing anew.
+"""
+
+from collections.abc import Sequence
+from datetime import UTC, tzinfo
+from math import isnan
 from typing import Any
 
-from culm.pipeline.money.ledger import USES
 from culm.protos import coordinator_pb2 as pb
-from culm.ui.history import History, Preemption
-from culm.ui.words import clock, money
+from culm.ui import palette
+from culm.ui.curves import Columns, Curve
+from culm.ui.incidents import Incident
+from culm.ui.trends import Point
+from culm.ui.words import moment, money
 
 Spec = dict[str, Any]
-POINTS = 500  # of the loss curve at most
-LOST = "#d9434e"
-EVALUATED = "#e8871a"
-GREY = "#80868f"  # readable on a light page and on a dark one
-PHASES = ("detect", "promote", "resume", "redundancy restored")
+SPLIT_BARS = 24  # nodes with a bar each
 MEANING = {
     "forward": "forward",
     "backward": "backward",
@@ -32,84 +35,240 @@ def name(field: str, title: str | None = None, **more: object) -> Spec:
     return {"field": field, "type": "nominal", "title": title, **more}
 
 
-def loss_curve(history: History) -> Spec:
-    """The loss by step, thinned out, with a dashed line where a node was lost, and a point for each evaluation."""
-    stride = max(1, len(history.steps) // POINTS)
-    kept = sorted({*range(0, len(history.steps), stride), len(history.steps) - 1})
-    points = [{"step": history.steps[i], "loss": history.losses[i]} for i in kept]
-    lost = [{"step": p.step, "node": p.node, "what": p.kind} for p in history.preemptions]
-    curve = {
-        "data": {"values": points},
-        "mark": {"type": "line", "tooltip": True},
-        "encoding": {"x": number("step", "step"), "y": number("loss", "loss", scale={"zero": False})},
-    }
-    rules = {
-        "data": {"values": lost},
-        "mark": {"type": "rule", "strokeDash": [4, 4], "color": LOST, "opacity": 0.7, "tooltip": {"content": "data"}},
-        "encoding": {"x": number("step", "step")},
-    }
-    found = [{"step": s, "loss": x["loss"]} for s, x in history.evaluations.items() if isfinite(x["loss"])]
-    evaluated = {
-        "data": {"values": found[-POINTS:]},
-        "mark": {"type": "point", "filled": True, "size": 70, "color": EVALUATED, "tooltip": {"content": "data"}},
-        "encoding": {"x": number("step", "step"), "y": number("loss", "loss", scale={"zero": False})},
-    }
-    return {"layer": [curve, rules, evaluated], "height": 320}
-
-
-def timeline(preemptions: list[Preemption]) -> Spec:
-    """A row for each lost node: how long each phase took until it was over, in milliseconds, logarithmic."""
-    values = []
-    for p in preemptions:
-        done = (p.detect_ms, p.promote_ms, p.resume_ms, p.restored_ms)
-        for phase, ms in zip(PHASES, done, strict=True):
-            if ms is not None:
-                values.append({"which": f"{clock(p.time)} {p.node}", "phase": phase, "ms": max(ms, 0.1), "why": p.why})
-    legend = {"orient": "top"}
+def config(scheme: str) -> Spec:
+    """Lines, letters and room, for one scheme."""
+    muted, line = palette.MUTED.on(scheme), palette.LINE.on(scheme)
+    axis = {
+        "labelColor": muted, "titleColor": muted, "gridColor": line, "domainColor": line, "tickColor": line,
+        "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal", "labelOverlap": "greedy",
+    }  # fmt: skip
     return {
-        "data": {"values": values},
-        "height": {"step": 26},
-        "mark": {"type": "point", "filled": True, "size": 110, "tooltip": {"content": "data"}},
-        "encoding": {
-            "x": number("ms", "milliseconds", scale={"type": "log"}),
-            "y": name("which", sort=None),
-            "color": name("phase", sort=list(PHASES), legend=legend),
-            "shape": name("phase", sort=list(PHASES), legend=legend),
-        },
+        "axis": axis,
+        "axisX": {"grid": False, "tickCount": 8},
+        "axisY": {"tickCount": 4, "domain": False, "ticks": False},
+        "legend": {"labelColor": muted, "titleColor": muted, "labelFontSize": 12, "symbolSize": 80},
+        "view": {"stroke": None},
+        "background": "transparent",
     }
 
 
-def time_split(nodes: list[pb.NodeStatus]) -> Spec:
-    """A bar for each node: how its compute thread spent its time, in shares."""
-    values = [
-        {"node": node.id, "what": MEANING[use], "order": order, "seconds": round(getattr(node.times, use), 3)}
-        for node in nodes
-        for order, use in enumerate(USES)
-        if getattr(node.times, use) > 0
+CLOCK = {  # of an axis of time: whole days by their date, all else by the clock
+    "milliseconds": "%H:%M:%S", "seconds": "%H:%M:%S", "minutes": "%H:%M", "hours": "%H:%M",
+    "date": "%b %d", "week": "%b %d", "month": "%b %Y", "year": "%Y",
+}  # fmt: skip
+
+
+def curve_spec(curve: Curve, axis: str, x_title: str, scheme: str, height: int, elapsed: bool = False) -> Spec:
+    """A curve with its spread, evaluations as points, incidents as dashed lines."""
+    moments = axis == "time" and not elapsed
+    x: Spec = {"field": "x", "type": "temporal" if moments else "quantitative", "title": x_title}
+    x["axis"] = {"format": CLOCK} if moments else {"format": "~s" if axis == "tokens" else ",d"}
+    if not moments:
+        x["scale"] = {"zero": False, "nice": False}
+    y = number("mean", None, scale={"zero": False}, axis={"format": curve.form})
+    trained, evaluated = palette.TRAINED.on(scheme), palette.EVALUATED.on(scheme)
+    shown_x: Spec = {**x, "title": axis}
+    layers: list[Spec] = [
+        _incident_layer(x, scheme),
+        {
+            "data": {"name": "curve"},
+            "mark": {"type": "area", "color": trained, "opacity": 0.18, "aria": False},
+            "encoding": {"x": x, "y": number("low", None, scale={"zero": False}), "y2": {"field": "high"}},
+        },
+        {
+            "data": {"name": "curve"},
+            "mark": {"type": "line", "color": trained, "strokeWidth": 1.6, "aria": False},
+            "encoding": {"x": x, "y": y, "tooltip": [shown_x, number("mean", "value", format=".5~g")]},
+        },
     ]
-    legend = {"orient": "top", "columns": 3, "labelLimit": 320}
+    if curve.points:
+        layers.append(
+            {
+                "data": {"name": "points"},
+                "mark": {
+                    "type": "line",
+                    "color": evaluated,
+                    "strokeWidth": 1,
+                    "opacity": 0.9,
+                    "aria": False,
+                    "point": {"color": evaluated, "size": 30, "filled": True, "aria": False},
+                },
+                "encoding": {"x": x, "y": y, "tooltip": [shown_x, number("mean", "evaluated", format=".5~g")]},
+            }
+        )
+    return {"height": height, "layer": layers, "config": config(scheme)}
+
+
+def _incident_layer(x: Spec, scheme: str) -> Spec:
+    kinds = list(palette.INCIDENTS)
+    colours = [palette.INCIDENTS[kind].on(scheme) for kind in kinds]
     return {
-        "data": {"values": values},
-        "height": {"step": 34},
-        "mark": {"type": "bar", "tooltip": {"content": "data"}},
+        "data": {"name": "incidents"},
+        "mark": {"type": "rule", "strokeDash": [3, 3], "strokeWidth": 1.4, "opacity": 0.85, "aria": False},
         "encoding": {
-            "x": number("seconds", "share of the compute thread's time", stack="normalize", axis={"format": "%"}),
-            "y": name("node"),
-            "color": name("what", sort=list(MEANING.values()), legend=legend),
-            "order": {"field": "order", "type": "quantitative"},
+            "x": x,
+            "color": name("kind", scale={"domain": kinds, "range": colours}, legend=None),
+            "tooltip": [name("what", "incident"), name("when", "when"), name("why", "why")],
         },
     }
 
 
-def bars(dollars: dict[str, float]) -> Spec:
-    """A bar for each amount, the largest first, with its figure."""
-    values = [{"what": what, "dollars": amount, "label": money(amount)} for what, amount in dollars.items()]
-    axis = {"labelLimit": 220}
-    bar = {"mark": {"type": "bar", "tooltip": True}}
-    label = {"mark": {"type": "text", "align": "left", "dx": 4, "color": GREY}, "encoding": {"text": name("label")}}
+def curve_data(curve: Curve, incidents: Sequence[tuple[float, Incident]], zone: tzinfo = UTC) -> dict[str, Columns]:
+    """What ``curve_spec`` takes, by the name of the data."""
     return {
-        "data": {"values": values},
-        "height": {"step": 30},
-        "encoding": {"x": number("dollars", "$"), "y": name("what", sort="-x", axis=axis)},
-        "layer": [bar, label],
+        "curve": {"x": curve.x, "mean": curve.mean, "low": curve.low, "high": curve.high},
+        "points": {"x": [x for x, _ in curve.points], "mean": [y for _, y in curve.points]},
+        "incidents": incident_columns(incidents, zone),
+    }
+
+
+def incident_columns(incidents: Sequence[tuple[float, Incident]], zone: tzinfo = UTC) -> Columns:
+    return {
+        "x": [x for x, _ in incidents],
+        "kind": [i.kind for _, i in incidents],
+        "what": [i.title for _, i in incidents],
+        "when": [moment(i.time, zone) for _, i in incidents],
+        "why": [i.why[:160] for _, i in incidents],
+    }
+
+
+def curve_alt(curve: Curve, x_title: str, incidents: int) -> str:
+    """The chart in words."""
+    values = [*curve.mean, *(y for _, y in curve.points)]
+    if not values:
+        return f"{curve.name} over {x_title}: nothing yet"
+    told = f"{curve.name} over {x_title}: {len(values)} points from {values[0]:.4g} to {curve.last:.4g}"
+    return f"{told}, least {min(values):.4g}, greatest {max(values):.4g}; {incidents} incidents marked"
+
+
+def trend_spec(title: str, form: str, scheme: str, zone: str, nodes: Sequence[str], height: int = 190) -> Spec:
+    """Lines of nodes over time, with the spread around a median, and incidents."""
+    x: Spec = {"field": "x", "type": "temporal", "title": f"time ({zone})", "axis": {"format": CLOCK}}
+    colours = [palette.RUNS[i % len(palette.RUNS)].on(scheme) for i in range(len(nodes))]
+    colour = name("name", scale={"domain": list(nodes), "range": colours}, legend={"orient": "top", "columns": 6})
+    y = number("value", title, axis={"format": form}, scale={"zero": True})
+    layers: list[Spec] = [
+        _incident_layer(x, scheme),
+        {
+            "data": {"name": "lines"},
+            "mark": {"type": "area", "opacity": 0.15, "aria": False},
+            "encoding": {
+                "x": x,
+                "y": {**y, "field": "low"},
+                "y2": {"field": "high"},
+                "color": {**colour, "legend": None},
+            },
+        },
+        {
+            "data": {"name": "lines"},
+            "mark": {"type": "line", "strokeWidth": 1.6, "aria": False},
+            "encoding": {"x": x, "y": y, "color": colour, "tooltip": [name("name", "node"), x, y]},
+        },
+    ]
+    # Each layer has colours of its own: an incident's kind is no node.
+    return {"height": height, "layer": layers, "resolve": {"scale": {"color": "independent"}}, "config": config(scheme)}
+
+
+def trend_data(points: Sequence[Point], incidents: Sequence[Incident], zone: tzinfo = UTC) -> dict[str, Columns]:
+    lines: Columns = {
+        "x": [p.at * 1e3 for p in points],
+        "name": [p.name for p in points],
+        "value": [_known(p.value) for p in points],
+        "low": [_known(p.low) for p in points],
+        "high": [_known(p.high) for p in points],
+    }
+    return {"lines": lines, "incidents": incident_columns([(i.time * 1e3, i) for i in incidents], zone)}
+
+
+def _known(value: float) -> float | None:
+    return None if isnan(value) else value
+
+
+def split_rows(nodes: Sequence[pb.NodeStatus]) -> list[pb.NodeStatus]:
+    """The nodes that have a bar: all, or those of the largest share of bubbles."""
+    told = [node for node in nodes if busy_seconds(node) > 0]
+    if len(told) <= SPLIT_BARS:
+        return told
+    return sorted(told, key=lambda node: -bubble_share(node))[:SPLIT_BARS]
+
+
+def busy_seconds(node: pb.NodeStatus) -> float:
+    return float(sum(getattr(node.times, use) for use in MEANING))
+
+
+def bubble_share(node: pb.NodeStatus) -> float:
+    busy = busy_seconds(node)
+    return node.times.bubble / busy if busy > 0 else 0.0
+
+
+def split_columns(nodes: Sequence[pb.NodeStatus]) -> Columns:
+    """A row for each node and use: which share of its compute thread's time."""
+    found: Columns = {"node": [], "what": [], "order": [], "share": [], "seconds": []}
+    for node in nodes:
+        busy = busy_seconds(node)
+        for order, (use, words) in enumerate(MEANING.items()):
+            seconds = getattr(node.times, use)
+            if seconds > 0:
+                row = {"node": node.id, "what": words, "order": order, "share": seconds / busy, "seconds": seconds}
+                for column, value in row.items():
+                    found[column].append(value)
+    return found
+
+
+def split_spec(nodes: Sequence[pb.NodeStatus], scheme: str, narrow: bool = False) -> Spec:
+    """A bar for each node: how its compute thread spent its time."""
+    words = list(MEANING.values())
+    colours = [palette.USES[use].on(scheme) for use in MEANING]
+    legend = {"orient": "top", "columns": 2 if narrow else 3, "labelLimit": 320}
+    share = number("share", "share of the compute thread's time", axis={"format": "%"}, scale={"domain": [0, 1]})
+    return {
+        "data": {"name": "split"},
+        "height": {"step": 22},
+        "mark": {"type": "bar", "aria": False},
+        "encoding": {
+            "x": {**share, "stack": "zero"},
+            "y": name("node", sort=[node.id for node in nodes]),
+            "color": name("what", scale={"domain": words, "range": colours}, legend=legend),
+            "order": {"field": "order", "type": "quantitative"},
+            "tooltip": [name("node"), name("what"), {**share, "format": ".1%"}, number("seconds", "s", format=",.1f")],
+        },
+        "config": config(scheme),
+    }
+
+
+def bar_spec(scheme: str, colour: palette.Colour) -> Spec:
+    """A bar for each amount of money, the largest first, with its figure."""
+    return {
+        "data": {"name": "amounts"},
+        "height": {"step": 24},
+        "mark": {"type": "bar", "color": colour.on(scheme), "aria": False},
+        "encoding": {
+            "x": number("dollars", None, axis=None),
+            "y": name("what", sort=None, axis={"labelLimit": 320, "domain": False, "ticks": False}),
+        },
+        "config": config(scheme),
+    }
+
+
+def bar_columns(dollars: dict[str, float]) -> Columns:
+    ordered = sorted(dollars.items(), key=lambda item: -item[1])
+    return {
+        "what": [f"{what}  {money(amount)}" for what, amount in ordered],
+        "dollars": [amount for _, amount in ordered],
+    }
+
+
+def overlay_spec(x_title: str, y_title: str, scheme: str, runs: Sequence[str], height: int = 340) -> Spec:
+    """Curves of several runs."""
+    colours = [palette.RUNS[i % len(palette.RUNS)].on(scheme) for i in range(len(runs))]
+    legend = {"orient": "top", "columns": 4, "labelLimit": 240}
+    colour = name("run", scale={"domain": list(runs), "range": colours}, legend=legend)
+    x = number("x", x_title, axis={"format": "~s"}, scale={"zero": False, "nice": False})
+    y = number("value", y_title, scale={"zero": False})
+    return {
+        "data": {"name": "curves"},
+        "height": height,
+        "mark": {"type": "line", "strokeWidth": 1.6, "aria": False},
+        "encoding": {"x": x, "y": y, "color": colour, "tooltip": [name("run"), x, y]},
+        "config": config(scheme),
     }

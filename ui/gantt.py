@@ -6,23 +6,11 @@ from typing import Any
 from culm.pipeline.critical_path import Leg
 from culm.pipeline.ideal_step import IdealStep
 from culm.pipeline.timetable import MEANING, USES, Lane, Timetable
-from culm.ui.charts import GREY, Spec, name, number
+from culm.ui.charts import Spec, name, number
+from culm.ui.palette import RESTING, WORK
 
 # Work has colours, waiting has none: light grey until a tensor is there, darker until the commit is.
-COLOURS = {
-    "forward": "#4c78a8",
-    "backward": "#54a24b",
-    "weights": "#72b7b2",
-    "redundant": "#b279a2",
-    "load": "#eeca3b",
-    "reduce": "#ff9da6",
-    "sum": "#d67195",
-    "apply": "#9d755d",
-    "state": "#c9b8a8",
-    "bubble": "rgba(128,134,143,0.25)",
-    "commit": "rgba(128,134,143,0.55)",
-    "idle": "rgba(128,134,143,0.10)",
-}
+WAITING = {"bubble": "rgba(128,134,143,0.25)", "commit": "rgba(128,134,143,0.55)", "idle": "rgba(128,134,143,0.10)"}
 IDEAL_USE = {"F": "forward", "E": "forward", "B": "backward", "W": "weights"}
 MOST = 12_000  # bars: of a larger step the longest are shown
 NAMED = 14  # rows up to which bars have names
@@ -35,7 +23,18 @@ def title(lane: Lane) -> str:
     return f"{lane.node} · {', '.join(map(str, lane.stages))}" if lane.stages else lane.node
 
 
-def gantt(timetable: Timetable, ideal: IdealStep | None) -> Spec:
+def _colour(use: str, scheme: str) -> str:
+    return WAITING[use] if use in WAITING else WORK[use].on(scheme)
+
+
+def in_words(timetable: Timetable, ideal: IdealStep | None) -> str:
+    """What the chart shows, for whoever does not see it."""
+    rows = f"{len(timetable.lanes)} nodes, a row each: what their compute threads did in step {timetable.step}"
+    best = f"; the ideal takes {ideal.seconds * 1e3:.1f} ms" if ideal is not None else ""
+    return f"{rows}, which took {timetable.seconds * 1e3:.1f} ms{best}."
+
+
+def gantt(timetable: Timetable, ideal: IdealStep | None, scheme: str = "light") -> Spec:
     """The step as it was, and below it its ideal in the same scale. The wheel zooms, dragging moves, twice resets."""
     bars = [*_measured(timetable), *(_best(timetable, ideal) if ideal is not None else ())]
     bars = sorted(bars, key=lambda bar: bar["end"] - bar["begin"], reverse=True)[:MOST]
@@ -43,7 +42,7 @@ def gantt(timetable: Timetable, ideal: IdealStep | None) -> Spec:
     if ideal is not None:
         rows += [SEPARATOR, *(f"ideal {lane.node}" for lane in timetable.lanes)]
     uses = [use for use in USES if use in {bar["use"] for bar in bars}]
-    colour = {"domain": [MEANING[use] for use in uses], "range": [COLOURS[use] for use in uses]}
+    colour = {"domain": [MEANING[use] for use in uses], "range": [_colour(use, scheme) for use in uses]}
     for bar in bars:
         bar["use"] = MEANING[bar["use"]]
     y = name("row", None, sort=None, scale={"domain": rows}, axis={"labelLimit": 220, "ticks": False})
@@ -108,7 +107,13 @@ def _commit(at: float) -> Spec:
     """Where the first node heard of the commit."""
     return {
         "data": {"values": [{"at": round(at, 3), "what": "commit"}]},
-        "mark": {"type": "rule", "strokeDash": [4, 4], "color": GREY, "clip": True, "tooltip": {"content": "data"}},
+        "mark": {
+            "type": "rule",
+            "strokeDash": [4, 4],
+            "color": RESTING.on(scheme),
+            "clip": True,
+            "tooltip": {"content": "data"},
+        },
         "encoding": {"x": number("at", None)},
     }
 

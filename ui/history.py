@@ -1,147 +1,153 @@
-"""What the UI remembers of the event log: the loss curve, what happened to nodes, and what was decided and why."""
+"""What the UI remembers of the event log: the numbers of steps, what happened, and what was decided and why."""
 
-from dataclasses import dataclass, field
+import math
+from array import array
+from dataclasses import dataclass, field, fields
 
 from culm.pipeline.money.codec import Entry
 from culm.pipeline.money.kinds import (
     FREQUENT,
+    Checkpointed,
     Committed,
-    Dismissed,
-    Draining,
+    Done,
     Evaluated,
+    Failed,
+    Fetched,
     Joined,
-    Left,
     Lost,
+    Measured,
     Planned,
-    Recovered,
-    Resumed,
+    Released,
     RolledBack,
-    Warned,
+    Used,
 )
+from culm.pipeline.money.ledger import USES
+from culm.ui.incidents import Incident, Incidents
+from culm.ui.trends import Sample, Trends
+
+
+def _numbers() -> "array[float]":
+    return array("d")
+
+
+def _counts() -> "array[int]":
+    return array("q")
 
 
 @dataclass(eq=False, kw_only=True)
-class Preemption:
-    """A node that went, and how the others went on. Times are milliseconds since it was lost; None: not known yet."""
+class Metric:
+    """One metric of the samples that were trained on."""
 
-    node: str
-    time: float  # unix seconds
-    step: int
-    kind: str  # "lost", "rollback" or "handover"
-    why: str
-    stages: str = ""
-    notice_seconds: float | None = None  # from the notice to the end
-    detect_ms: float | None = None  # silence before it was declared lost
-    promote_ms: float | None = None  # until the next plan
-    resume_ms: float | None = None  # until the heir's first instruction
-    restored_ms: float | None = None  # until every stage has a hot standby again
-    redone: int | None = None  # instructions
+    steps: "array[int]" = field(default_factory=_counts)
+    values: "array[float]" = field(default_factory=_numbers)
 
 
 @dataclass(eq=False, kw_only=True)
 class History:
     """Takes the events of one run in their order."""
 
-    steps: list[int] = field(default_factory=list)
-    losses: list[float] = field(default_factory=list)
-    times: list[float] = field(default_factory=list)
-    learning_rate: float | None = None  # of the newest step, where one is told
+    # Of each commit. Invariant: all five are of one length, and the steps ascend.
+    steps: "array[int]" = field(default_factory=_counts)
+    losses: "array[float]" = field(default_factory=_numbers)
+    times: "array[float]" = field(default_factory=_numbers)
+    rates: "array[float]" = field(default_factory=_numbers)  # learning rates; NaN: none is told
+    norms: "array[float]" = field(default_factory=_numbers)  # of the gradient; 0: none is told
+    metrics: dict[str, Metric] = field(default_factory=dict)
     # By how many steps the weights were trained: the loss and each metric. Told again after a rollback, with the same.
     evaluations: dict[int, dict[str, float]] = field(default_factory=dict)
-    preemptions: list[Preemption] = field(default_factory=list)
+    evaluated_at: dict[int, float] = field(default_factory=dict)  # unix seconds
     notable: list[Entry] = field(default_factory=list)
     gone: dict[str, float] = field(default_factory=dict)  # nodes lost and not back, and when
-    _notices: dict[str, float] = field(default_factory=dict)
-    _draining: set[str] = field(default_factory=set)
+    trends: Trends = field(default_factory=Trends)
+    checkpoint: Checkpointed | None = None  # the newest whole one
+    begun: float = 0.0  # the first plan, unix seconds; 0: there was none yet
+    last: float = 0.0  # the newest event, unix seconds
+    samples_per_step: int = 0
+    tokens_per_step: int = 0
+    done: Entry | None = None
+    failed: Entry | None = None
+    fetched: Entry | None = None
+    released: Entry | None = None
+    _incidents: Incidents = field(default_factory=Incidents)
+
+    @property
+    def incidents(self) -> list[Incident]:
+        return self._incidents.found
+
+    @property
+    def learning_rate(self) -> float | None:
+        """Of the newest step, where one is told."""
+        return self.rates[-1] if self.rates and not math.isnan(self.rates[-1]) else None
 
     def take(self, entry: Entry) -> None:
         event = entry.event
+        if isinstance(event, Planned) and self.done is not None and entry.step < self.steps_done():
+            # The job was begun anew in the same log: what was before belongs to another run.
+            self._forget()
+        self.last = entry.time
         if not isinstance(event, FREQUENT):
             self.notable.append(entry)
+        self._incidents.take(entry)
         match event:
             case Committed():
-                # A coordinator may die before its commit is in the log: then the next one tells it again.
-                self._drop_from(event.step)
-                self.steps.append(event.step)
-                self.losses.append(event.loss)
-                self.times.append(entry.time)
-                self.learning_rate = event.learning_rate
+                self._committed(entry, event)
+            case Measured():
+                self._measured(event)
             case Evaluated():
                 self.evaluations[event.step] = {"loss": event.loss, **event.metrics}
-            case Warned():
-                self._notices[event.node] = entry.time
-            case Draining():  # again where its deadline has moved
-                if event.node not in self._draining:
-                    self._notices[event.node] = entry.time
-                    self._draining.add(event.node)
+                self.evaluated_at[event.step] = entry.time
             case Joined():
                 self.gone.pop(event.node, None)
+            case Lost():
+                self.gone[event.node] = entry.time
             case RolledBack():
-                self._rolled_back(event.step)
+                self._drop_from(event.step)
+                self.done = self.released = self.fetched = None
             case Planned():
-                self._planned(entry.time, event)
-            case Resumed() | Recovered():
-                self._went_on(event)
-            case Lost() | Left() | Dismissed():
-                self._ended(entry, event)
+                self.begun = self.begun or entry.time
+                self.samples_per_step, self.tokens_per_step = event.samples_per_step, event.tokens_per_step
+            case Used():
+                busy = sum(getattr(event, use) for use in USES)
+                sample = Sample(event.incarnation, entry.time, event.bubble, busy, sum(event.sent.values()))
+                self.trends.take(event.node, sample)
+            case Checkpointed():
+                self.checkpoint = event
+            case Done():
+                self.done = entry
+            case Failed():
+                self.failed = entry
+            case Fetched():
+                self.fetched = entry
+            case Released():
+                self.released = entry
+
+    def _forget(self) -> None:
+        fresh = History()
+        for each in fields(self):
+            setattr(self, each.name, getattr(fresh, each.name))
+
+    def steps_done(self) -> int:
+        return self.steps[-1] + 1 if self.steps else 0
+
+    def _committed(self, entry: Entry, event: Committed) -> None:
+        # A coordinator may die before its commit is in the log: then the next one tells it again.
+        self._drop_from(event.step)
+        self.steps.append(event.step)
+        self.losses.append(event.loss)
+        self.times.append(entry.time)
+        self.rates.append(math.nan if event.learning_rate is None else event.learning_rate)
+        self.norms.append(event.norm)
+
+    def _measured(self, event: Measured) -> None:
+        for name, value in event.metrics.items():
+            metric = self.metrics.setdefault(name, Metric())
+            while metric.steps and metric.steps[-1] >= event.step:
+                metric.steps.pop(), metric.values.pop()
+            metric.steps.append(event.step)
+            metric.values.append(value)
 
     def _drop_from(self, step: int) -> None:
         while self.steps and self.steps[-1] >= step:
-            for series in (self.steps, self.losses, self.times):
+            self.steps.pop()
+            for series in (self.losses, self.times, self.rates, self.norms):
                 series.pop()
-
-    def _rolled_back(self, step: int) -> None:
-        self._drop_from(step)
-        for preemption in self.preemptions[-1:]:
-            preemption.kind = "rollback"
-
-    def _ended(self, entry: Entry, event: Lost | Left | Dismissed) -> None:
-        noticed = self._notices.pop(event.node, None)
-        self._draining.discard(event.node)
-        notice = entry.time - noticed if noticed is not None else None
-        if isinstance(event, Lost):
-            self.gone[event.node] = entry.time
-            lost = Preemption(
-                node=event.node,
-                time=entry.time,
-                step=entry.step,
-                kind="lost",
-                why=event.evidence,
-                stages=event.stages,
-                notice_seconds=notice,
-            )
-            lost.detect_ms = event.detect_ms
-            self.preemptions.append(lost)
-        elif isinstance(event, Left):
-            left = Preemption(
-                node=event.node,
-                time=entry.time,
-                step=entry.step,
-                kind="handover",
-                why=event.why,
-                notice_seconds=notice,
-                redone=0,
-            )
-            self.preemptions.append(left)
-
-    def _planned(self, at: float, event: Planned) -> None:
-        whole = bool(event.stages) and all(stage.hot_standby() is not None for stage in event.stages)
-        for lost in reversed(self.preemptions):
-            if lost.restored_ms is not None:
-                break
-            if lost.kind == "handover":
-                continue
-            passed = (at - lost.time) * 1e3
-            if lost.promote_ms is None:
-                lost.promote_ms = passed
-            if whole:
-                lost.restored_ms = passed
-
-    def _went_on(self, event: Resumed | Recovered) -> None:
-        for lost in reversed(self.preemptions):
-            if lost.node == event.node and lost.kind == "lost":
-                if isinstance(event, Resumed):
-                    lost.resume_ms = max(lost.resume_ms or 0.0, event.resume_ms)
-                else:
-                    lost.redone = (lost.redone or 0) + event.redone
-                return

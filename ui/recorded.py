@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+from culm.pipeline.errors import JobError
 from culm.pipeline.money.codec import Entry, Reader, of_lines
 from culm.pipeline.money.kinds import (
     Checkpointed,
@@ -15,6 +16,7 @@ from culm.pipeline.money.kinds import (
     Dismissed,
     Done,
     Draining,
+    Failed,
     Joined,
     Left,
     Lost,
@@ -31,6 +33,7 @@ from culm.ui.history import History
 from culm.ui.source import Look
 
 DEMO = Path(__file__).with_name("demo.jsonl.gz")
+DEMO_COMMITS = 24  # that the demo begins with: there is a curve, and soon the first node is lost
 PAUSE = 10.0  # seconds for which the end is shown before the recording starts again
 RATE_STEPS = 10
 
@@ -38,7 +41,8 @@ RATE_STEPS = 10
 class Replay:
     """The status that a coordinator would tell, made from the events so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "recorded run") -> None:
+        self.name = name
         self.ledger = Ledger()
         self.history = History()
         self._status = pb.GetStatusResponse(phase="waiting", detail="waiting for nodes", loss=math.nan)
@@ -71,11 +75,13 @@ class Replay:
             case Waiting():
                 status.phase, status.detail = "waiting", entry.text
             case Checkpointed():
-                status.checkpoint = event.step
+                status.checkpoint, status.checkpoint_folder = event.step, event.folder
             case Stalled():
                 status.awaited = event.awaited
             case Done():
-                status.phase, status.detail = "done", entry.text
+                status.phase, status.detail, status.stopped_early = "done", entry.text, event.early
+            case Failed():
+                status.phase, status.detail = "failed", entry.text
 
     def _joined(self, event: Joined) -> None:
         node = pb.NodeStatus(id=event.node, incarnation=event.incarnation, state="joining")
@@ -110,10 +116,10 @@ class Replay:
             if node.state != "draining":
                 node.state = "active" if node.stages or node.standby_of else "spare"
 
-    def look(self, at: float) -> Look:
+    def look(self, at: float, ended: bool = False) -> Look:
         status, cost = pb.GetStatusResponse(), self.ledger.figures(at)
         status.CopyFrom(self._status)
-        status.job, status.cost = "recorded run", cost.dollars
+        status.job, status.cost = self.name, cost.dollars
         if status.awaited:
             status.stalled_seconds = at - self._times[-1] if self._times else 0.0
         if len(self._times) > 1 and self._times[-1] > self._times[0]:
@@ -126,36 +132,58 @@ class Replay:
             status.nodes.append(node)
         for s in range(len(status.plan.stages)):
             status.exposure[s] = at - self._exposed[s] if s in self._exposed else 0.0
-        return Look(status, cost, self.history, at)
+        return Look(status, cost, self.history, at, ended=ended)
 
 
 class Recorded:
-    """A log file, from its beginning to its end and again, ``speed`` times as fast as it happened."""
+    """A log file, from its first commit to its end and again, ``speed`` times as fast as it happened.
+
+    With a speed of 0 it is a run that has ended: all of it at once.
+    """
 
     def __init__(self, path: Path, speed: float = 1.0, clock: Callable[[], float] = time.monotonic) -> None:
-        opened = gzip.open if path.suffix == ".gz" else open
-        with opened(path, "rt", encoding="utf-8") as file:
-            self._events = list(of_lines(file, str(path)))
+        self._events = read_log(path)
+        self._job = "recorded run" if path == DEMO else path.name.partition(".")[0]
         self.name = f"recorded: {path.name.partition('.')[0]}"
         self._speed = speed
+        self.still = not speed
         self._clock = clock
         self._begun = clock()
         self._lock = threading.Lock()
         self._reader = Reader("what the pages show")
-        self._replay, self._next = Replay(), 0
+        self._first = _beginning(self._events, DEMO_COMMITS if path == DEMO else 1)
+        self._replay, self._next = Replay(self._job), 0
 
     def look(self) -> Look:
         with self._lock:
             if not self._events:
                 return Look(problem="The recorded log is empty. Record a run with culm events --json.")
-            first, last = self._events[0].time, self._events[-1].time
-            at = first + (self._clock() - self._begun) * self._speed
+            last = self._events[-1].time
+            at = self._first + (self._clock() - self._begun) * self._speed if self._speed else last
             if at > last + PAUSE * self._speed:
-                self._begun, self._replay, self._next, at = self._clock(), Replay(), 0, first
+                self._begun, self._replay, self._next, at = self._clock(), Replay(self._job), 0, self._first
             while self._next < len(self._events) and self._events[self._next].time <= at:
                 self._reader.read(self._events[self._next], self._replay.take)
                 self._next += 1
-            return self._replay.look(min(at, last))
+            return self._replay.look(min(at, last), ended=at >= last)
 
     def kill(self, node: str) -> str:
         return "this is a recorded run: it has no nodes to preempt"
+
+
+def _beginning(events: list[pb.ListEventsResponse], commits: int) -> float:
+    """When to begin: before the first commit nodes are waited for, often for long."""
+    times = [event.time for event in events if event.kind == Committed.kind]
+    if times:
+        return times[min(commits, len(times)) - 1]
+    return events[0].time if events else 0.0
+
+
+def read_log(path: Path) -> list[pb.ListEventsResponse]:
+    """The events of a file that ``culm events --json`` wrote. Raises JobError, naming the file and the line."""
+    opened = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opened(path, "rt", encoding="utf-8") as file:
+            return list(of_lines(file, str(path)))
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise JobError(f"the log cannot be read: {error}", str(path), "write it with culm events --json") from error

@@ -4,36 +4,28 @@ A node's state has a shape and a word besides its colour, for those who do not s
 """
 
 import math
-from collections.abc import Mapping
 from html import escape
 from itertools import pairwise
 
 from culm.protos import coordinator_pb2 as pb
+from culm.ui.palette import INK, PAGE, STATES
 
 WIDTH, HEIGHT = 860, 560
 CENTRE = (WIDTH / 2, HEIGHT / 2 - 10)
 RADIUS = 165.0
 SIZE = 26.0  # of a node's mark
-SHOWN_SECONDS = 20.0  # that a lost node stays in the picture
-COLOURS = {
-    "active": "#2f9e6e",
-    "spare": "#8292a8",
-    "draining": "#d48806",
-    "joining": "#3f8ae0",
-    "detached": "#b05fc9",
-    "lost": "#d9434e",
-}
+MOST = 12  # nodes in a ring; of more a map of stages tells more
 Point = tuple[float, float]
 
 
-def ring_svg(status: pb.GetStatusResponse, gone: Mapping[str, float], now: float, ink: str) -> str:
-    """The picture. ``gone``: when each lost node was lost, in unix seconds. ``ink``: the page's colour of text."""
+def ring_svg(status: pb.GetStatusResponse, lost: list[str], scheme: str) -> str:
+    """The picture, on a page of the scheme "light" or "dark". ``lost``: nodes that were lost a moment ago."""
+    ink = INK.on(scheme)
     nodes = {node.id: node for node in status.nodes}
-    lost = [name for name, at in gone.items() if name not in nodes and now - at < SHOWN_SECONDS]
     placed = places([*_in_order(status), *lost])
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
-        f'font-family="sans-serif" fill="{ink}" color="{ink}"><title>{escape(in_words(status, lost))}</title>',
+        f'font-family="system-ui, sans-serif" fill="{ink}" color="{ink}">',
         '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
         '<path d="M0,0 L8,4 L0,8 z" fill="currentColor"/></marker></defs>',
     ]
@@ -49,11 +41,11 @@ def ring_svg(status: pb.GetStatusResponse, gone: Mapping[str, float], now: float
                 dashes = "stroke-dasharray='7 5'" if standby.hot else "stroke-dasharray='1.5 6' stroke-linecap='round'"
                 word = f"{s} hot" if standby.hot else f"{s} seeding"
                 style = f"{dashes} stroke-width='1.8' opacity='0.75'"
-                parts.append(_edge(placed[owner], placed[standby.node], -0.22, style, word))
+                parts.append(_edge(placed[owner], placed[standby.node], -0.22, style, word, PAGE.on(scheme)))
     for name, at in placed.items():
         node = nodes.get(name)
-        parts.append(_node(at, name, node))
-    return "".join([*parts, _legend(), "</svg>"])
+        parts.append(_node(at, name, node, scheme))
+    return "".join([*parts, _legend(scheme), "</svg>"])
 
 
 def in_words(status: pb.GetStatusResponse, lost: list[str]) -> str:
@@ -82,7 +74,7 @@ def places(names: list[str]) -> dict[str, Point]:
     return {name: (x + 1.45 * RADIUS * math.cos(turn), y + RADIUS * math.sin(turn)) for name, turn in turns.items()}
 
 
-def _edge(one: Point, other: Point, bend: float, style: str, word: str = "") -> str:
+def _edge(one: Point, other: Point, bend: float, style: str, word: str = "", page: str = "") -> str:
     (x1, y1), (x2, y2) = one, other
     length = math.hypot(x2 - x1, y2 - y1) or 1.0
     ux, uy = (x2 - x1) / length, (y2 - y1) / length
@@ -94,10 +86,11 @@ def _edge(one: Point, other: Point, bend: float, style: str, word: str = "") -> 
     if not word:
         return line
     mx, my = (x1 + 2 * cx + x2) / 4, (y1 + 2 * cy + y2) / 4
-    return f"{line}<text x='{mx:.1f}' y='{my - 7:.1f}' font-size='11' text-anchor='middle' opacity='0.8'>{word}</text>"
+    halo = f"stroke='{page}' stroke-width='5' paint-order='stroke'"  # the word is read over the lines
+    return f"{line}<text x='{mx:.1f}' y='{my + 4:.1f}' font-size='11.5' text-anchor='middle' {halo}>{word}</text>"
 
 
-def _node(at: Point, name: str, node: pb.NodeStatus | None) -> str:
+def _node(at: Point, name: str, node: pb.NodeStatus | None, scheme: str) -> str:
     x, y = at
     state = node.state if node is not None else "lost"
     lines = [f"<tspan font-weight='600'>{escape(name)}</tspan> · {escape(state)}"]
@@ -116,20 +109,20 @@ def _node(at: Point, name: str, node: pb.NodeStatus | None) -> str:
     )
     inside = ",".join(map(str, node.stages)) if node is not None else ""
     label = f"<text x='{x:.1f}' y='{y + 5:.1f}' font-size='15' font-weight='700' text-anchor='middle'>{inside}</text>"
-    return _mark(x, y, state, SIZE) + label + words
+    return _mark(x, y, state, SIZE, scheme) + label + words
 
 
 def _numbered(stages: list[int]) -> str:
     return f"stage{'s' if len(stages) > 1 else ''} {', '.join(map(str, stages))}"
 
 
-def _mark(x: float, y: float, state: str, size: float) -> str:
-    colour = COLOURS.get(state, COLOURS["spare"])
-    look = f"fill='{colour}' fill-opacity='0.22' stroke='{colour}' stroke-width='3'"
+def _mark(x: float, y: float, state: str, size: float, scheme: str) -> str:
+    colour = STATES.get(state, STATES["spare"]).on(scheme)
+    look = f"fill='{colour}' stroke='{colour}' fill-opacity='0.16' stroke-width='2.5'"
     if state == "lost":
         a = size * 0.7
         cross = f"M{x - a:.1f},{y - a:.1f} L{x + a:.1f},{y + a:.1f} M{x - a:.1f},{y + a:.1f} L{x + a:.1f},{y - a:.1f}"
-        return f"<path d='{cross}' stroke='{colour}' stroke-width='5' stroke-linecap='round'/>"
+        return f"<path d='{cross}' stroke='{colour}' stroke-width='4' stroke-linecap='round'/>"
     if state == "draining":
         return f"<path d='M{x},{y - size} L{x + size},{y} L{x},{y + size} L{x - size},{y} z' {look}/>"
     if state == "detached":
@@ -141,11 +134,11 @@ def _mark(x: float, y: float, state: str, size: float) -> str:
     return f"<circle cx='{x:.1f}' cy='{y:.1f}' r='{size:.1f}' {look}{dashed}/>"
 
 
-def _legend() -> str:
+def _legend(scheme: str) -> str:
     parts, y = [], HEIGHT - 16
-    for i, state in enumerate(COLOURS):
+    for i, state in enumerate(STATES):
         x = 60 + 105 * i
-        parts.append(_mark(x, y, state, 8.0))
+        parts.append(_mark(x, y, state, 8.0, scheme))
         parts.append(f"<text x='{x + 15}' y='{y + 4}' font-size='12'>{state}</text>")
     for x, word, dashes in ((700, "data", ""), (775, "standby", " stroke-dasharray='7 5'")):
         parts.append(f"<line x1='{x}' y1='{y}' x2='{x + 30}' y2='{y}' stroke='currentColor' stroke-width='2'{dashes}/>")

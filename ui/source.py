@@ -2,22 +2,28 @@
 
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import grpc
 
 from culm.pipeline.money.codec import Reader
+from culm.pipeline.money.ledger import USES
 from culm.pipeline.rpc.channel import details
 from culm.pipeline.rpc.tls import open_channel
 from culm.pipeline.text import cleaned
 from culm.protos import coordinator_pb2 as pb
 from culm.protos.coordinator_pb2_grpc import CoordinatorStub
 from culm.ui.history import History
+from culm.ui.kept_logs import KeptLogs
+from culm.ui.trends import Sample
 
 PATIENCE = 2.0  # seconds that a coordinator has to answer
+KEEPING = 120.0  # and for a whole log that is kept
 FRESH = 0.4  # seconds for which one look serves every page
+READING = 0.8  # seconds that one look reads in the log; a long log takes several looks
+PARTLY = 1.6  # and for which a look serves that read a part of the log
+SILENT = 3.0  # or that got no answer
 
 
 @dataclass(frozen=True)
@@ -29,10 +35,13 @@ class Look:
     history: History = field(default_factory=History)
     at: float = 0.0  # unix seconds
     problem: str = ""
+    ended: bool = False  # a recorded log is over: nothing more comes
+    reading: int = 0  # events that were read so far of a long log; 0: it is read
 
 
 class Source(Protocol):
     name: str
+    still: bool  # nothing will ever change
 
     def look(self) -> Look: ...
 
@@ -50,8 +59,11 @@ BEFORE: Place = (0, 0.0)  # no event
 class Live:
     """A coordinator. While it does not answer, the last look stays. Any thread may call."""
 
-    def __init__(self, address: str) -> None:
+    still = False
+
+    def __init__(self, address: str, kept: KeptLogs | None = None) -> None:
         self.name = address
+        self._kept = kept
         self._stub = CoordinatorStub(open_channel(address, "coordinator"))
         self._lock = threading.Lock()
         self._look = Look(problem=f"No coordinator answers at {address} yet.")
@@ -59,10 +71,13 @@ class Live:
         self._reader = Reader("what the pages show")
         self._history = History()
         self._last = BEFORE  # the last event that is in the history
+        self._read = 0  # events in the history
 
     def look(self) -> Look:
         with self._lock:
-            if time.monotonic() - self._looked > FRESH:
+            before = self._look
+            serves = SILENT if before.at and before.problem else PARTLY if before.reading else FRESH
+            if time.monotonic() - self._looked > serves:
                 self._look = self._ask()
                 self._looked = time.monotonic()
             return self._look
@@ -71,30 +86,51 @@ class Live:
         before = self._look
         try:
             status = cleaned(self._stub.GetStatus(pb.GetStatusRequest(), timeout=PATIENCE))
-            self._read_on()
+            whole = self._read_on()
             cost = cleaned(self._stub.GetCost(pb.GetCostRequest(), timeout=PATIENCE))
         except grpc.RpcError as error:
             shown = time.strftime("what it said at %H:%M:%S", time.localtime(before.at)) if before.at else "nothing yet"
             problem = f"The coordinator at {self.name} does not answer ({details(error)}): this page shows {shown}."
             return Look(before.status, before.cost, self._history, before.at, problem)
-        return Look(status, cost, self._history, time.time())
+        if not cost.done:
+            self._sample(status, cost.as_of)
+        elif self._kept is not None and whole and self._history.begun:
+            self._kept.keep(status.job, self._history.begun, lambda: self._events(0, KEEPING))
+        return Look(status, cost, self._history, time.time(), reading=0 if whole else self._read)
 
-    def _read_on(self) -> None:
+    def _sample(self, status: pb.GetStatusResponse, at: float) -> None:
+        """Keeps what the nodes' counters say now. ``at`` is by the coordinator's clock, as the times of events are."""
+        for node in status.nodes:
+            busy = sum(getattr(node.times, use) for use in USES)
+            if busy > 0:
+                sample = Sample(node.incarnation, at, node.times.bubble, busy, sum(node.sent_bytes.values()))
+                self._history.trends.take(node.id, sample)
+
+    def _read_on(self) -> bool:
         """Takes what the log has beyond the last event, or the whole log if that event is not in it.
+
+        Returns whether that was all: a log of a long run takes longer than somebody waits for a page.
 
         The event is missing in the log of another run, and where the coordinator lost its store. It may also be older
         than all that a log keeps. The pages then show what this coordinator has on record, and nothing else.
         """
         events = self._events(self._last[0])
         if self._last != BEFORE and _place(next(events, None)) != self._last:
-            self._history, self._last = History(), BEFORE
+            self._history, self._last, self._read = History(), BEFORE, 0
             events = self._events(0)
+        until = time.monotonic() + READING
         for event in events:
             self._reader.read(cleaned(event), self._history.take)
             self._last = _place(event)
+            self._read += 1
+            if time.monotonic() > until:
+                events.cancel()
+                return False
+        return True
 
-    def _events(self, first: int) -> Iterator[pb.ListEventsResponse]:
-        return iter(self._stub.ListEvents(pb.ListEventsRequest(from_sequence=first), timeout=PATIENCE))
+    def _events(self, first: int, patience: float = PATIENCE) -> Any:
+        """The call, which gives events and can be cancelled."""
+        return self._stub.ListEvents(pb.ListEventsRequest(from_sequence=first), timeout=patience)
 
     def kill(self, node: str) -> str:
         try:

@@ -2,7 +2,8 @@
 
 import math
 import re
-import time
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from zoneinfo import ZoneInfo
 
 
 def money(dollars: float) -> str:
@@ -37,13 +38,38 @@ def milliseconds(value: float | None) -> str:
     return f"{value:.0f} ms" if value < 10_000 else f"{value / 1e3:.1f} s"
 
 
+def after(ms: float) -> str:
+    """A distance in time within an incident: fine where it is short."""
+    return f"{ms:.0f} ms" if ms < 1000 else f"{ms / 1e3:.1f} s" if ms < 60_000 else span(ms / 1e3)
+
+
 def counted(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
-def clock(at: float) -> str:
-    """Time of day, here."""
-    return time.strftime("%H:%M:%S", time.localtime(at))
+def zone_of(name: str | None, offset_minutes: int | None) -> tzinfo:
+    """Where somebody looks from, as a browser tells it: the zone's name, and the minutes from there to UTC."""
+    try:
+        return ZoneInfo(name) if name else UTC
+    except (KeyError, ValueError, OSError):  # no such zone here: its offset of today has to do
+        return timezone(timedelta(minutes=-(offset_minutes or 0)))
+
+
+def zone_in_words(zone: tzinfo, at: float) -> str:
+    """Such as ``Europe/Berlin, UTC+01:00``."""
+    then = datetime.fromtimestamp(at, zone)
+    name, offset = str(zone), f"UTC{then:%z}"[:6] + ":" + f"{then:%z}"[3:5]
+    return "UTC" if offset == "UTC+00:00" else offset if name.startswith("UTC") else f"{name}, {offset}"
+
+
+def clock(at: float, zone: tzinfo = UTC) -> str:
+    """Time of day there."""
+    return f"{datetime.fromtimestamp(at, zone):%H:%M:%S}"
+
+
+def moment(at: float, zone: tzinfo = UTC) -> str:
+    """Day and time there."""
+    return f"{datetime.fromtimestamp(at, zone):%Y-%m-%d %H:%M:%S}"
 
 
 def size(count: float) -> str:

@@ -12,6 +12,7 @@ from culm.pipeline.default_ports import UI_PORT
 from culm.pipeline.errors import JobError
 from culm.pipeline.rpc.tls import LOOPBACK
 from culm.terminal import flags
+from culm.ui.palette import theme_settings
 
 
 def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -23,7 +24,8 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         epilog="examples:\n"
         "  culm ui --coordinator 127.0.0.1:7070\n"
         "  culm ui --demo\n"
-        "  culm ui --log run.jsonl --speed 10",
+        "  culm ui --log run.jsonl --speed 10\n"
+        "  culm ui --runs logs",
     )
     flags.add_coordinator(parser)
     listen = flags.from_environment("CULM_LISTEN", f"127.0.0.1:{UI_PORT}")
@@ -32,6 +34,12 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     parser.add_argument("--demo", action="store_true", help="show the recorded run that comes with Culm")
     parser.add_argument(
         "--log", default="", metavar="FILE", help="show the run recorded in this file by culm events --json"
+    )
+    parser.add_argument(
+        "--runs",
+        default="",
+        metavar="FOLDER",
+        help="compare the ended runs recorded in this folder, a file each, and keep this run's log there",
     )
     speed = flags.number(above=True, most=1e6)
     parser.add_argument(
@@ -55,10 +63,13 @@ def ui(arguments: argparse.Namespace) -> int:
         raise JobError(what, f"--listen {arguments.listen}", mend)
     if arguments.log and not Path(arguments.log).is_file():
         raise JobError("there is no such file", arguments.log, "make one: culm events --json > FILE")
+    if arguments.runs and not Path(arguments.runs).is_dir():
+        raise JobError("there is no such folder", arguments.runs, "make it, and keep logs there: culm events --json")
     if not is_free(int(port)):
         raise JobError("the port is in use", f"--listen {arguments.listen}", "choose another with --listen")
     os.environ["CULM_COORDINATOR"] = arguments.coordinator
     os.environ["CULM_UI_LOG"] = arguments.log or ("demo" if arguments.demo else "")
+    os.environ["CULM_UI_RUNS"] = arguments.runs
     os.environ["CULM_UI_SPEED"] = str(arguments.speed)
     package = Path(culm.__file__).resolve().parent
     app = package / "ui" / "app.py"
@@ -70,9 +81,9 @@ def ui(arguments: argparse.Namespace) -> int:
         "server.fileWatcherType": "none",
         "browser.gatherUsageStats": "false",  # no request leaves the machine
         "client.toolbarMode": "minimal",
-        # One theme.primaryColor for both would switch dark pages off.
-        "theme.light.primaryColor": "#2f9e6e",
-        "theme.dark.primaryColor": "#2f9e6e",
+        "runner.postScriptGC": "false",  # collects garbage after every drawing of every page: half of all time
+        "client.showErrorDetails": "none",  # a page says what is wrong in a line; the log has the rest
+        **theme_settings(),
     }
     words = [f"--{name}={value}" for name, value in settings.items()]
     print(f"culm ui: http://{arguments.listen}", flush=True)

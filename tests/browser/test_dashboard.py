@@ -26,7 +26,7 @@ from culm.protos.coordinator_pb2_grpc import CoordinatorStub
 playwright = pytest.importorskip("playwright.sync_api", reason="make browser installs it")
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("overview", "topology", "preemptions", "nodes", "timetable", "cost", "events")
+PAGES = ("overview", "topology", "incidents", "nodes", "timetable", "cost", "events")
 STEPS = 60
 PATIENCE = 60_000.0  # milliseconds
 
@@ -43,8 +43,12 @@ class Browser:
 
     def open(self, name: str) -> None:
         self.page.goto(self._url if name == "overview" else f"{self._url}/{name}")
-        self.page.get_by_test_id("stTopNavLinkContainer").first.wait_for()
+        self.page.locator(".culm-head").first.wait_for()
         self.page.get_by_text("Culm · ").wait_for()
+
+    def wider_than_its_page(self) -> int:
+        """Pixels that one would have to scroll to the side."""
+        return int(self.page.evaluate("() => (m => m.scrollWidth - m.clientWidth)(document.querySelector('.stMain'))"))
 
     def picture(self, name: str) -> None:
         self.page.wait_for_load_state("networkidle")
@@ -97,9 +101,9 @@ def dashboard(cluster: LocalCluster) -> Iterator[str]:
 def test_every_page_before_and_after_the_button(
     cluster: LocalCluster, dashboard: str, chromium: Any, pictures: Path
 ) -> None:
-    light, dark = (
-        Browser(chromium.new_context(viewport={"width": 1280, "height": 900}, color_scheme=s), dashboard, pictures)
-        for s in ("light", "dark")
+    light, dark, phone = (
+        Browser(chromium.new_context(viewport={"width": w, "height": 900}, color_scheme=s), dashboard, pictures)
+        for w, s in ((1280, "light"), (1280, "dark"), (390, "light"))
     )
     pressed: list[str] = []
 
@@ -109,13 +113,15 @@ def test_every_page_before_and_after_the_button(
                 light.open(name)
                 light.picture(f"{name}-before")
             light.open("topology")
-            light.page.get_by_role("combobox").click()
+            light.page.get_by_role("button", name="Preempt a node").click()
+            dialog = light.page.get_by_role("dialog")
+            dialog.get_by_role("combobox").click()
             light.page.get_by_role("option", name="n1").click()
-            light.page.get_by_role("button", name="Preempt it now").click()
+            dialog.get_by_role("button", name="Preempt it now").click()
             light.page.get_by_text("is preempted").wait_for()
             pressed.append("n1")
-            light.open("preemptions")
-            light.page.get_by_text("Resumed after (median)").wait_for()
+            light.open("incidents")
+            light.page.get_by_text("median of lost nodes").wait_for()
             for name in PAGES:
                 light.open(name)
                 light.picture(f"{name}-after")
@@ -123,10 +129,13 @@ def test_every_page_before_and_after_the_button(
             for name in PAGES:
                 dark.open(name)
                 dark.picture(f"{name}-dark")
+                phone.open(name)
+                phone.picture(f"{name}-phone")
+                assert phone.wider_than_its_page() == 0
             pressed.append("dark")
 
     outcome = train(cluster, lambda status, events, outcome: None, look)
     assert [loss["node"] for loss in outcome.losses_of_nodes] == ["n1"]
     assert outcome.sha256 == run_plain(cluster.job).sha256
     assert len(pressed) == 2
-    assert light.hosts | dark.hosts == {urlsplit(dashboard).netloc}, "no request leaves the machine"
+    assert light.hosts | dark.hosts | phone.hosts == {urlsplit(dashboard).netloc}, "no request leaves the machine"

@@ -10,7 +10,8 @@ from culm.pipeline.critical_path import critical_path
 from culm.pipeline.ideal_step import ideal_of
 from culm.pipeline.schedule import Schedule
 from culm.pipeline.timetable import USES, Timetable
-from culm.ui.gantt import COLOURS, MOST, gantt, path_lines, shares
+from culm.ui.gantt import MOST, WAITING, gantt, path_lines, shares
+from culm.ui.palette import WORK
 from tests.unit.hand_made import a_step, lanes
 
 
@@ -28,8 +29,9 @@ def test_every_node_has_a_row_and_its_ideal_has_one() -> None:
 
 
 def test_every_use_but_the_gaps_has_a_colour_of_its_own() -> None:
-    assert set(COLOURS) == {*USES} - {"between"}
-    assert len({*COLOURS.values()}) == len(COLOURS)
+    assert {*WORK, *WAITING} == {*USES} - {"between"}
+    for scheme in ("light", "dark"):
+        assert len({colour.on(scheme) for colour in WORK.values()}) == len(WORK)
 
 
 def test_forty_nodes_have_lower_rows_without_names() -> None:

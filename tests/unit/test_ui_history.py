@@ -5,13 +5,23 @@ from pathlib import Path
 
 import pytest
 
+from culm.pipeline.errors import JobError
 from culm.pipeline.money.codec import of_message, to_line
 from culm.protos import coordinator_pb2 as pb
-from culm.ui.charts import loss_curve, time_split, timeline
 from culm.ui.history import History
 from culm.ui.recorded import Recorded, Replay
-from culm.ui.ring import in_words, ring_svg
-from culm.ui.words import milliseconds, money, seconds_left, size, span
+from culm.ui.words import (
+    after,
+    clock,
+    milliseconds,
+    moment,
+    money,
+    seconds_left,
+    size,
+    span,
+    zone_in_words,
+    zone_of,
+)
 
 START = 1_000_000.0
 WHOLE = [[0, 2, ["n0"], [["n1", True]]], [2, 4, ["n1"], [["n0", True]]]]
@@ -52,36 +62,24 @@ def folded(events: list[pb.ListEventsResponse]) -> History:
     return history
 
 
-def test_a_lost_node_is_told_with_all_its_times() -> None:
-    (lost,) = folded(a_run_with_a_lost_node()).preemptions
-    assert (lost.node, lost.kind, lost.step, lost.why, lost.redone) == ("n0", "lost", 4, "its stream broke", 3)
-    assert (lost.detect_ms, lost.resume_ms) == (40.0, 50.0)
-    assert lost.promote_ms == pytest.approx(10.0, abs=0.01)
-    assert lost.restored_ms == pytest.approx(3000.0)
-
-
-def test_a_node_that_was_given_notice_and_handed_over_is_no_loss() -> None:
-    history = folded(
-        [
-            *a_run_with_a_lost_node(),
-            event(15, 10, "draining", 5, node="n1", why="AWS will terminate it"),
-            event(16, 12.5, "left", 6, node="n1", why="AWS will terminate it"),
-        ]
-    )
-    last = history.preemptions[-1]
-    assert (last.node, last.kind, last.notice_seconds, last.redone) == ("n1", "handover", 2.5, 0)
-
-
 def test_a_commit_that_the_next_coordinator_tells_again_is_in_the_curve_once() -> None:
     run = a_run_with_a_lost_node()
     again = event(15, 12, "commit", 5, step=4, loss=1.6)
-    assert folded([*run, again]).steps == folded(run).steps == list(range(5))
+    assert list(folded([*run, again]).steps) == list(folded(run).steps) == list(range(5))
 
 
 def test_a_rollback_takes_the_curve_back() -> None:
     history = folded([*a_run_with_a_lost_node(), event(15, 10, "rollback", 2, step=2)])
-    assert history.steps == [0, 1]
-    assert history.preemptions[-1].kind == "rollback"
+    assert list(history.steps) == [0, 1]
+    assert len(history.losses) == len(history.times) == len(history.rates) == len(history.norms) == 2
+
+
+def test_a_job_that_is_begun_anew_in_the_same_log_shows_nothing_of_the_run_before() -> None:
+    first = [*a_run_with_a_lost_node(), event(15, 10, "evaluated", 5, step=5, loss=1.0), event(16, 11, "done", 5)]
+    history = folded([*first, plan(17, 100, 0, WHOLE), event(18, 101, "commit", 1, step=0, loss=9.0)])
+    assert (list(history.steps), list(history.losses)) == ([0], [9.0])
+    assert (history.incidents, history.evaluations, history.done) == ([], {}, None)
+    assert history.begun == START + 100
 
 
 def test_a_replayed_log_tells_the_status_that_there_was() -> None:
@@ -109,56 +107,28 @@ def test_a_recorded_log_is_played_at_its_speed_and_again(tmp_path: Path) -> None
     log.write_text("".join(to_line(each) + "\n" for each in a_run_with_a_lost_node()))
     now = [0.0]
     recorded = Recorded(log, speed=2.0, clock=lambda: now[0])
-    assert recorded.look().status.step == 0
-    now[0] = 2.0
+    assert recorded.look().status.step == 1, "it begins with the first commit: nobody looks at an empty page"
+    now[0] = 1.0
     assert recorded.look().status.step == 3
-    now[0] = 5.0
+    now[0] = 4.0
     assert recorded.look().status.step == 5
     now[0] = 100.0
-    assert recorded.look().status.step == 0, "it begins again"
+    assert recorded.look().status.step == 1, "it begins again"
     assert recorded.kill("n0") == "this is a recorded run: it has no nodes to preempt"
 
 
-def test_the_ring_tells_everything_in_words_too() -> None:
-    replay = Replay()
-    for each in a_run_with_a_lost_node():
-        replay.take(of_message(each))
-    look = replay.look(START + 10)
-    picture = ring_svg(look.status, look.history.gone, START + 10, "#123456")
-    for words in ("n1</tspan> · active", "runs stages 0, 1", "stands by for 0, 1", "in b", "n0</tspan> · lost"):
-        assert words in picture
-    assert "<title>stage 0: n1, standby n2 (hot)" in picture
-    assert "n0" not in ring_svg(look.status, look.history.gone, START + 60, "#123456"), "after a while it is gone"
-    assert in_words(pb.GetStatusResponse(), []) == "no nodes"
+def test_a_run_that_has_ended_is_shown_whole_at_once(tmp_path: Path) -> None:
+    log = tmp_path / "run.jsonl"
+    log.write_text("".join(to_line(each) + "\n" for each in a_run_with_a_lost_node()))
+    recorded = Recorded(log, speed=0.0)
+    assert recorded.still
+    assert (recorded.look().status.step, recorded.look().status.job, recorded.look().ended) == (5, "run", True)
 
 
-def test_a_name_cannot_break_the_picture() -> None:
-    status = pb.GetStatusResponse(nodes=[pb.NodeStatus(id="<b>&", state="spare", zone='"')])
-    assert "<b>" not in ring_svg(status, {}, 0.0, "#000")
-
-
-def test_the_loss_curve_is_thinned_and_keeps_its_end() -> None:
-    events = [event(s, s, "commit", s + 1, step=s, loss=1 / (s + 1)) for s in range(10_000)]
-    points = loss_curve(folded(events))["layer"][0]["data"]["values"]
-    assert len(points) < 600
-    assert points[-1]["step"] == 9_999
-
-
-def test_what_was_evaluated_is_in_the_chart_once_and_as_a_number() -> None:
-    told = [(3, 0.5, 0.75), (6, float("nan"), 0.5), (3, 0.5, 0.75)]
-    events = [event(i, i, "evaluated", s, step=s, loss=x, **{"metric.accuracy": y}) for i, (s, x, y) in enumerate(told)]
-    history = folded([*events, event(9, 9, "commit", 7, step=6, loss=1.0)])
-    assert history.evaluations[3] == {"loss": 0.5, "accuracy": 0.75}
-    assert loss_curve(history)["layer"][2]["data"]["values"] == [{"step": 3, "loss": 0.5}]
-
-
-def test_charts_hold_what_there_is() -> None:
-    history = folded(a_run_with_a_lost_node())
-    assert [v["phase"] for v in timeline(history.preemptions)["data"]["values"]] == [
-        "detect", "promote", "resume", "redundancy restored",
-    ]  # fmt: skip
-    node = pb.NodeStatus(id="n0", times=pb.TimeSplit(forward=1.0, bubble=2.0))
-    assert [v["seconds"] for v in time_split([node])["data"]["values"]] == [1.0, 2.0]
+def test_a_log_that_is_none_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "run.jsonl.gz").write_text("not packed")
+    with pytest.raises(JobError, match=r"run\.jsonl\.gz"):
+        Recorded(tmp_path / "run.jsonl.gz")
 
 
 @pytest.mark.parametrize(
@@ -175,6 +145,9 @@ def test_charts_hold_what_there_is() -> None:
         (milliseconds(None), "–"),
         (milliseconds(12.4), "12 ms"),
         (milliseconds(12_400), "12.4 s"),
+        (after(12.4), "12 ms"),
+        (after(1240), "1.2 s"),
+        (after(124_000), "2 min 4 s"),
         (size(999), "999 B"),
         (size(2_500_000), "2.5 MB"),
     ],
@@ -186,3 +159,12 @@ def test_numbers_in_words(said: str, words: str) -> None:
 def test_the_time_left() -> None:
     assert seconds_left(50, 100, 10.0, 20) == 100.0
     assert seconds_left(0, 100, 0.0, 20) is None
+
+
+def test_times_are_told_where_they_are_looked_at() -> None:
+    berlin = zone_of("Europe/Berlin", -60)
+    assert clock(START, berlin) == "14:46:40"
+    assert moment(START) == "1970-01-12 13:46:40"
+    assert zone_in_words(berlin, START) == "Europe/Berlin, UTC+01:00"
+    assert zone_in_words(zone_of(None, None), START) == "UTC"
+    assert zone_in_words(zone_of("No/Where", 210), START) == "UTC-03:30", "a zone that this machine does not know"

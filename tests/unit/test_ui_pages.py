@@ -1,6 +1,9 @@
 """Every page, run by Streamlit itself without a browser, on a run with a lost node."""
 
+import re
+from html import unescape
 from pathlib import Path
+from typing import Any
 
 import pytest
 from streamlit.testing.v1 import AppTest
@@ -9,12 +12,14 @@ from culm.pipeline.money.codec import to_line
 from tests.unit.test_ui_history import START, a_run_with_a_lost_node, event
 
 PATIENCE = 60.0
+APP = Path(__file__).parents[2] / "ui" / "app.py"
 SCRIPT = """
 from pathlib import Path
 from culm.ui.recorded import Recorded
 from culm.ui.screens import {page}
-{page}.show(Recorded(Path({log!r}), clock=iter([0.0] + [{at}] * 100).__next__))
+{page}.show(Recorded(Path({log!r}), clock=iter([0.0] + [{at} - 2.0] * 100).__next__))
 """
+PAGES = ["overview", "topology", "incidents", "nodes", "cost", "events"]
 
 
 @pytest.fixture
@@ -24,68 +29,107 @@ def log(tmp_path: Path) -> Path:
     return path
 
 
-def page(name: str, log: Path, at: float = 9.5) -> AppTest:
-    """The page as it is so many seconds into the run."""
-    app = AppTest.from_string(SCRIPT.format(page=name, log=str(log), at=at), default_timeout=PATIENCE).run()
+def add(log: Path, *events: Any) -> None:
+    with log.open("a") as file:
+        file.writelines(to_line(each) + "\n" for each in events)
+
+
+def page(name: str, log: Path, at: float = 9.5, **query: str) -> AppTest:
+    """The page as it is so many seconds into the run. A recording begins with its first commit, after 2 s."""
+    app = AppTest.from_string(SCRIPT.format(page=name, log=str(log), at=at), default_timeout=PATIENCE)
+    for key, value in query.items():
+        app.query_params[key] = value
+    app.run()
     assert not app.exception
+    assert not app.error
     return app
 
 
+def words(app: AppTest) -> str:
+    """All that the page writes as HTML, without the markup."""
+    bodies = (each.proto.body for each in app.get("html"))
+    return " ".join(unescape(re.sub(r"<[^>]+>", " ", body)) for body in bodies)
+
+
+def figures(app: AppTest) -> dict[str, str]:
+    bodies = " ".join(each.proto.body for each in app.get("html"))
+    return {unescape(k): unescape(v) for k, v in re.findall(r"<dt>([^<]*)</dt><dd><b>([^<]*)</b>", bodies)}
+
+
 def test_the_overview_tells_progress_and_money(log: Path) -> None:
-    app = page("overview", log)
-    told = {metric.label: metric.value for metric in app.metric}
-    assert told["Loss"] == "1.6000"
-    assert told["Samples a second"] == "5"
-    assert told["Goodput"] == "76.5%"
-    assert told["A million tokens"] == "–"
+    told = figures(page("overview", log))
+    assert (told["Loss"], told["Samples a second"], told["Goodput"], told["1,000 samples"]) == (
+        "1.6000",
+        "5",
+        "76.5%",
+        "$0.00",
+    )
 
 
 def test_the_overview_tells_what_was_evaluated_last(log: Path) -> None:
-    told = event(20, 9.4, "evaluated", 4, step=4, loss=0.25, **{"metric.accuracy": 0.5})
-    with log.open("a") as file:
-        file.write(to_line(told) + "\n")
-    shown = {metric.label: metric.value for metric in page("overview", log).metric}
-    assert (shown["Evaluated: loss"], shown["Evaluated: accuracy"]) == ("0.25", "0.5")
+    add(log, event(20, 9.4, "evaluated", 4, step=4, loss=0.25, **{"metric.accuracy": 0.5}))
+    told = figures(page("overview", log))
+    assert (told["Evaluated: loss"], told["Evaluated: accuracy"]) == ("0.25", "0.5")
 
 
 def test_the_overview_tells_the_epoch_and_the_learning_rate(log: Path) -> None:
     told = event(20, 9.4, "commit", 6, step=5, loss=1.5, learning_rate=0.0125)
     planned = event(21, 9.4, "plan", 6, steps=10, stage_count=2, stages="[]", samples_per_step=8, samples_per_epoch=32)
-    with log.open("a") as file:
-        file.write(to_line(told) + "\n" + to_line(planned) + "\n")
+    add(log, told, planned)
     app = page("overview", log)
-    assert "learning rate 0.0125" in {metric.delta for metric in app.metric}
-    assert "step 6 of 10, epoch 1.50" in app.get("progress")[0].proto.text
+    assert "learning rate 0.0125" in words(app)
+    assert "step 6 of 10, epoch 1.50" in words(app)
+
+
+def test_a_finished_run_reads_as_a_success_with_what_there_is(log: Path) -> None:
+    add(
+        log,
+        event(20, 9.2, "done", 5, step=5),
+        event(21, 9.3, "left", 5, node="n1"),
+        event(22, 9.4, "left", 5, node="n2"),
+    )
+    app = page("overview", log, 9.5)
+    assert "finished" in words(app)
+    assert "What there is" in words(app)
+    assert "the nodes have gone, and the log names no checkpoint" in words(app)
+    assert not app.warning
+    assert "The nodes have gone: the run is over." in words(page("topology", log, 9.5))
 
 
 def test_a_stage_without_a_standby_is_warned_of(log: Path) -> None:
-    assert "Without a hot standby: stage 0" in page("topology", log, 7.0).warning[0].value
-    assert not page("topology", log, 5.0).warning
+    assert "Without a hot standby: stage 0" in words(page("topology", log, 7.0))
+    assert "Without a hot standby" not in words(page("topology", log, 5.0))
 
 
-def test_a_run_that_stands_still_has_a_banner(log: Path) -> None:
-    stalled = a_run_with_a_lost_node()[-1]
-    stalled.kind, stalled.time = "stalled", START + 20.0
-    stalled.fields["step"] = "5"
-    stalled.fields["awaited"] = "n2 with stage 1 (in 1F3 for 9 s)"
-    with log.open("a") as file:
-        file.write(to_line(stalled) + "\n")
-    assert "Waiting for n2 with stage 1" in page("overview", log, 20.0).error[0].value
-    assert not page("overview", log, 5.0).error
+def test_a_run_that_stands_still_says_what_it_waits_for(log: Path) -> None:
+    add(log, event(20, 20.0, "stalled", 5, step=5, awaited="n2 with stage 1 (in 1F3 for 9 s)"))
+    assert "Waiting for n2 with stage 1" in words(page("overview", log, 20.0))
+    assert "No commit for" not in words(page("overview", log, 5.0))
 
 
-def test_the_preemptions_are_listed_with_their_times(log: Path) -> None:
-    app = page("preemptions", log)
-    assert {metric.label: metric.value for metric in app.metric}["Resumed after (median)"] == "50 ms"
+def test_the_incidents_are_listed_with_their_times(log: Path) -> None:
+    app = page("incidents", log)
+    assert figures(app)["Resumed after"] == "50 ms"
     (row,) = app.dataframe[0].value.to_dict("records")
-    assert (row["node"], row["detect"], row["promote"], row["resume"], row["restored"], row["redone"]) == (
-        "n0",
+    assert (row["what"], row["detected"], row["resumed"], row["restored"], row["redone"]) == (
+        "n0 was lost",
         "40 ms",
-        "10 ms",
         "50 ms",
         "3000 ms",
-        3,
+        "3",
     )
+
+
+def test_an_incident_has_a_page_of_its_own(log: Path) -> None:
+    told = words(page("incidents", log, incident="9"))
+    for each in ("n0 was lost", "last sign of life", "declared lost", "+40 ms", "redundancy restored", "+3.0 s"):
+        assert each in told
+    assert "its stream broke" in told
+    assert "instructions redone 3" in " ".join(told.split())
+
+
+def test_a_link_to_an_incident_of_another_run_says_so(log: Path) -> None:
+    assert "This run has no incident 77." in words(page("incidents", log, incident="77"))
 
 
 def test_the_nodes_are_those_that_are_there(log: Path) -> None:
@@ -95,16 +139,22 @@ def test_the_nodes_are_those_that_are_there(log: Path) -> None:
     assert [(row["node"], row["stages"]) for row in after] == [("n1", "0, 1"), ("n2", "")]
 
 
+def test_no_cell_of_a_table_is_none(log: Path) -> None:
+    for name in ("incidents", "nodes", "cost", "events"):
+        for table in page(name, log).dataframe:
+            assert not table.value.isna().any().any(), name
+
+
 def test_nothing_can_be_preempted_where_that_is_not_allowed(log: Path) -> None:
     app = page("nodes", log)
     assert not app.button
-    assert "--allow-kill" in app.caption[-1].value
+    assert "--allow-kill" in words(app)
 
 
 def test_the_cost_page_has_a_bill_for_every_node_and_names_those_without_a_price(log: Path) -> None:
     app = page("cost", log)
     assert [row["node"] for row in app.dataframe[-1].value.to_dict("records")] == ["n0", "n1", "n2"]
-    assert "No price is known for n1, n2" in app.warning[0].value
+    assert "No price is known for n1, n2" in words(app)
 
 
 def test_events_can_be_chosen_by_kind_and_by_words(log: Path) -> None:
@@ -116,14 +166,69 @@ def test_events_can_be_chosen_by_kind_and_by_words(log: Path) -> None:
     assert list(app.dataframe[0].value["kind"]) == ["lost"]
 
 
-@pytest.mark.parametrize("name", ["overview", "topology", "preemptions", "nodes", "cost", "events"])
+@pytest.mark.parametrize("name", PAGES)
 def test_before_anything_has_happened_every_page_is_there(name: str, log: Path) -> None:
-    page(name, log, 0.0)
+    lines = log.read_text().splitlines(keepends=True)
+    log.write_text(lines[0])
+    page(name, log, 2.0)
+
+
+BROKEN = """
+from culm.ui.screens.widgets import guarded
+def draw(source):
+    raise ValueError("a [link](http://x)\\nand more")
+guarded(draw)(None)
+"""
+
+
+def test_what_a_page_cannot_draw_is_one_line(log: Path) -> None:
+    app = AppTest.from_string(BROKEN, default_timeout=PATIENCE).run()
+    assert not app.exception
+    assert app.error[0].value.startswith("This part of the page could not be drawn\\: a \\[link\\]")
+    assert "\n" not in app.error[0].value
+
+
+def whole(monkeypatch: pytest.MonkeyPatch, **settings: str) -> AppTest:
+    for name, value in settings.items():
+        monkeypatch.setenv(f"CULM_UI_{name}", value)
+    app = AppTest.from_file(str(APP), default_timeout=PATIENCE).run()
+    assert not app.exception
+    return app
 
 
 def test_the_app_shows_its_first_page(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CULM_UI_LOG", str(log))
-    monkeypatch.setenv("CULM_UI_SPEED", str(START))
-    app = AppTest.from_file(str(Path(__file__).parents[2] / "ui" / "app.py"), default_timeout=PATIENCE).run()
+    assert "Spent" in figures(whole(monkeypatch, LOG=str(log), SPEED=str(START)))
+
+
+def test_a_log_that_is_none_is_said_in_one_line(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log.write_text("nonsense\n")
+    app = whole(monkeypatch, LOG=str(log), SPEED="1")
+    assert "this is no event" in app.error[0].value
+
+
+def test_a_run_of_the_folder_is_shown_by_its_link(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"LOG": "demo", "RUNS": str(log.parent)}.items():
+        monkeypatch.setenv(f"CULM_UI_{name}", value)
+    app = AppTest.from_file(str(APP), default_timeout=PATIENCE)
+    app.query_params["run"] = "run"
+    app.run()
     assert not app.exception
-    assert "Spent" in [metric.label for metric in app.metric]
+    assert "broke off" in words(app)
+    app.button(key="back").click().run()
+    assert "broke off" not in words(app)
+
+
+RUNS = """
+from pathlib import Path
+from culm.ui.runs import Runs
+from culm.ui.screens import runs
+runs.show(Runs(Path({folder!r})))
+"""
+
+
+def test_ended_runs_are_compared(log: Path) -> None:
+    app = AppTest.from_string(RUNS.format(folder=str(log.parent)), default_timeout=PATIENCE).run()
+    assert not app.exception
+    (row,) = app.dataframe[0].value.to_dict("records")
+    assert (row["run"], row["how"], row["steps"], row["last loss"]) == ("run", "broke off", "5", "1.6000")
+    assert "None" not in str(row)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import grpc
 import pytest
@@ -11,6 +12,8 @@ from culm.protos import coordinator_pb2 as pb
 from culm.protos.coordinator_pb2_grpc import CoordinatorServicer, add_CoordinatorServicer_to_server
 from culm.ui import source
 from culm.ui.history import History
+from culm.ui.kept_logs import KeptLogs
+from culm.ui.runs import Runs
 from culm.ui.source import Live
 from tests.unit.test_ui_history import event
 
@@ -36,7 +39,7 @@ class Coordinator(CoordinatorServicer):
         yield from [event for event in self.events if event.sequence >= request.from_sequence]
 
     def GetCost(self, request: pb.GetCostRequest, context: grpc.ServicerContext) -> pb.GetCostResponse:  # noqa: N802
-        return pb.GetCostResponse()
+        return pb.GetCostResponse(done=any(event.kind == "done" for event in self.events))
 
 
 @dataclass
@@ -53,14 +56,14 @@ class Dashboard:
 
 
 @pytest.fixture
-def dashboard(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dashboard]:
+def dashboard(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Dashboard]:
     monkeypatch.setattr(source, "FRESH", -1.0)  # each look asks
     coordinator = Coordinator()  # type: ignore[abstract]
     server = grpc.server(ThreadPoolExecutor(2))
     add_CoordinatorServicer_to_server(coordinator, server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
-    yield Dashboard(coordinator, Live(f"127.0.0.1:{port}"))
+    yield Dashboard(coordinator, Live(f"127.0.0.1:{port}", KeptLogs(tmp_path)))
     server.stop(None)
 
 
@@ -72,24 +75,24 @@ def a_run(begun: float, steps: int, loss: float) -> Events:
 @pytest.mark.parametrize("steps", [0, 1, 3, 5, 8], ids="its log is {} commits long".format)
 def test_a_second_run_of_the_same_job_is_another_run(steps: int, dashboard: Dashboard) -> None:
     lost = event(7, 7.0, "lost", 5, node="n0", stages="0", detect_ms="40.0", evidence="its stream broke")
-    assert dashboard.shows([*a_run(0.0, 5, 2.0), lost]).losses == [2.0] * 5
+    assert list(dashboard.shows([*a_run(0.0, 5, 2.0), lost]).losses) == [2.0] * 5
     second = a_run(100.0, steps, 1.0)
     history = dashboard.shows(second)
-    assert history.losses == [1.0] * steps
-    assert (len(history.notable), history.preemptions) == (1, []), "nothing of the run before"
+    assert list(history.losses) == [1.0] * steps
+    assert (len(history.notable), history.incidents) == (1, []), "nothing of the run before"
 
 
 def test_a_run_that_has_no_events_yet_shows_none(dashboard: Dashboard) -> None:
     dashboard.shows(a_run(0.0, 5, 2.0))
-    assert dashboard.shows([]).losses == []
-    assert dashboard.shows(a_run(100.0, 2, 1.0)).losses == [1.0, 1.0]
+    assert list(dashboard.shows([]).losses) == []
+    assert list(dashboard.shows(a_run(100.0, 2, 1.0)).losses) == [1.0, 1.0]
 
 
 def test_of_the_same_run_only_what_is_new_is_read(dashboard: Dashboard) -> None:
     whole = a_run(0.0, 5, 2.0)
     dashboard.shows(whole[:3])
-    assert dashboard.shows(whole).steps == list(range(5))
-    assert dashboard.shows(whole).steps == list(range(5))
+    assert list(dashboard.shows(whole).steps) == list(range(5))
+    assert list(dashboard.shows(whole).steps) == list(range(5))
     assert dashboard.coordinator.asked == [0, 3, 6]
 
 
@@ -98,7 +101,7 @@ def test_an_event_that_the_log_keeps_no_longer_is_shown_no_more(dashboard: Dashb
     whole = a_run(0.0, 9, 2.0)
     dashboard.shows(whole[:3])
     history = dashboard.shows(whole[5:])
-    assert history.steps == list(range(4, 9)), "without a gap"
+    assert list(history.steps) == list(range(4, 9)), "without a gap"
     assert history.notable == []
     assert dashboard.shows(whole[5:]) is history
 
@@ -107,4 +110,34 @@ def test_a_successor_whose_store_lost_the_log_begins_one(dashboard: Dashboard) -
     dashboard.shows(a_run(0.0, 3, 2.0))
     second_term = 1 << 32
     after = [event(second_term + 1 + s, 50.0 + s, "commit", s + 1, step=s, loss=1.0) for s in (3, 4)]
-    assert dashboard.shows(after).steps == [3, 4]
+    assert list(dashboard.shows(after).steps) == [3, 4]
+
+
+def test_a_long_log_is_read_in_parts_and_none_is_missing(dashboard: Dashboard, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = a_run(0.0, 50, 2.0)
+    monkeypatch.setattr(source, "READING", -1.0)  # one event a look
+    monkeypatch.setattr(source, "PARTLY", -1.0)
+    dashboard.coordinator.events = whole
+    looks = [dashboard.live.look() for _ in range(10)]
+    assert [look.reading for look in looks] == list(range(1, 11))
+    monkeypatch.setattr(source, "READING", 60.0)
+    last = dashboard.live.look()
+    assert (last.reading, list(last.history.steps)) == (0, list(range(50)))
+
+
+def test_the_log_of_a_run_that_has_ended_is_kept_once(dashboard: Dashboard, tmp_path: Path) -> None:
+    planned = event(99, 0.5, "plan", 0, steps=3, stage_count=1, stages="[]", samples_per_step=8)
+    run = a_run(0.0, 3, 2.0)
+    whole = [run[0], planned, *run[1:], event(100, 9.0, "done", 3, step=3)]
+    for number, each in enumerate(whole, 1):
+        each.sequence = number
+    dashboard.shows(whole[:-1])
+    assert list(tmp_path.iterdir()) == [], "it goes on"
+    dashboard.shows(whole)
+    while not (found := Runs(tmp_path).all()):
+        dashboard.shows(whole)
+    assert [(run.name, run.look.history.steps_done()) for run in found] == [("gpt-19700112-134640", 3)]
+    (file,) = tmp_path.iterdir()
+    written = file.stat().st_mtime_ns
+    dashboard.shows(whole)
+    assert [path.stat().st_mtime_ns for path in tmp_path.iterdir()] == [written]

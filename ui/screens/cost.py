@@ -1,76 +1,119 @@
 """Where the money goes, and what it would have been otherwise."""
 
+from datetime import tzinfo
+
 import streamlit as st
 
 from culm.protos import coordinator_pb2 as pb
-from culm.ui.charts import bars
-from culm.ui.screens.widgets import banner, spent, tiles
-from culm.ui.source import Source
-from culm.ui.words import clock, literal, money, size, span
+from culm.ui import markup, palette
+from culm.ui.charts import bar_columns, bar_spec
+from culm.ui.screens.widgets import (
+    CHART_SECONDS,
+    TABLE_SECONDS,
+    TEXT_SECONDS,
+    banner,
+    chart,
+    height_of,
+    panel,
+    scheme,
+    spent,
+    zone,
+    zone_note,
+)
+from culm.ui.source import Look, Source
+from culm.ui.words import clock, moment, money, size, span
+
+NAMED = 6  # nodes without a price that a warning names
+LISTED = 50  # interruptions, the newest
 
 
-@st.fragment(run_every=2.0)
 def show(source: Source) -> None:
+    panel(figures, source, TEXT_SECONDS)
+    panel(bars, source, CHART_SECONDS)
+    panel(bills, source, TABLE_SECONDS)
+
+
+def figures(source: Source) -> None:
     look = source.look()
-    cost = look.cost
     banner(look)
-    tiles(
-        spent(cost),
+    st.html(markup.figures(told(look)))
+    unpriced = list(look.cost.unpriced)
+    if unpriced:
+        more = f" and {len(unpriced) - NAMED} more" if len(unpriced) > NAMED else ""
+        names = ", ".join(unpriced[:NAMED]) + more
+        words = f"No price is known for {names}, so they count as free. Give the coordinator a table with --prices."
+        st.html(markup.alerts([("leaving", words)]))
+
+
+def told(look: Look) -> list[markup.Figure]:
+    cost = look.cost
+    lost = sum(x.dollars for x in cost.interruptions)
+    return [
+        spent(look),
         ("1,000 samples", money(cost.dollars_per_thousand_samples) if cost.samples else "–", ""),
+        ("A million tokens", money(cost.dollars_per_million_tokens) if cost.tokens else "–", ""),
         ("Transfer", money(cost.transfer_dollars), f"{size(cost.crossing_bytes)} between zones"),
-    )
-    if cost.unpriced:
-        names = literal(", ".join(cost.unpriced))
-        st.warning(
-            f"No price is known for {names}, so they count as free. Give the coordinator a table with `--prices`."
-        )
-    left, right = st.columns(2)
-    with left:
-        st.subheader("Spent on")
-        uses = {use: dollars for use, dollars in cost.dollars_by_use.items() if dollars > 0}
-        uses |= {"transfer": cost.transfer_dollars} if cost.transfer_dollars else {}
-        uses |= {"fixed": cost.fixed_dollars} if cost.fixed_dollars else {}
-        if uses:
-            st.vega_lite_chart(None, bars(uses), width="stretch")
-    with right:
-        st.subheader("The same training")
-        ways = {"this run": cost.dollars, "on demand": cost.on_demand_dollars}
-        ways["with checkpoints and restarts"] = cost.checkpoint_dollars
-        if cost.dollars and cost.samples:
-            st.vega_lite_chart(None, bars({way: dollars for way, dollars in ways.items() if dollars}), width="stretch")
-    st.subheader("Lost to interruptions")
+        ("Lost to interruptions", money(lost), f"{lost / cost.dollars:.1%} of it" if cost.dollars else ""),
+    ]
+
+
+def bars(source: Source) -> None:
+    cost = source.look().cost
+    uses = {use: dollars for use, dollars in cost.dollars_by_use.items() if dollars > 0}
+    uses |= {"transfer": cost.transfer_dollars} if cost.transfer_dollars else {}
+    uses |= {"fixed": cost.fixed_dollars} if cost.fixed_dollars else {}
+    ways = {"this run": cost.dollars, "on demand": cost.on_demand_dollars}
+    ways["with checkpoints and restarts"] = cost.checkpoint_dollars
+    ways = {way: dollars for way, dollars in ways.items() if dollars} if cost.dollars and cost.samples else {}
+    for column, title, amounts, colour in zip(
+        st.columns(2), ("spent on", "the same training"), (uses, ways), (palette.TRAINED, palette.GOOD), strict=True
+    ):
+        if amounts:
+            with column:
+                st.html(markup.chart_title(title, ""))
+                alt = f"{title}: " + ", ".join(f"{what} {money(dollars)}" for what, dollars in amounts.items())
+                chart(bar_spec(scheme(), colour), {"amounts": bar_columns(amounts)}, alt, title)
+
+
+def bills(source: Source) -> None:
+    look = source.look()
+    cost, here = look.cost, zone()
+    st.html(markup.chart_title("lost to interruptions", ""))
     if cost.interruptions:
-        st.dataframe([lost(x) for x in reversed(cost.interruptions)], hide_index=True, width="stretch")
+        newest = list(cost.interruptions)[: -LISTED - 1 : -1]
+        rows = [lost(x, here) for x in newest]
+        st.html(markup.table(rows, "Interruptions, the newest first", ("step", "time lost", "cost")))
     else:
-        st.caption("No interruption has cost anything so far.")
-    st.subheader("Bills")
-    st.dataframe([bill(node) for node in cost.nodes], hide_index=True, width="stretch")
-    st.caption("Every figure comes from the event log. docs/cost.md has the formulas.")
+        st.html(markup.note("No interruption has cost anything so far."))
+    st.html(markup.chart_title("bills", ""))
+    rows = [bill(node, here) for node in cost.nodes]
+    st.dataframe(rows, hide_index=True, width="stretch", height=height_of(rows), key="bills", alt="Bills")
+    st.html(markup.note(f"Every figure comes from the event log. docs/cost.md has the formulas. {zone_note(look)}"))
 
 
-def lost(x: pb.InterruptionCost) -> dict[str, object]:
+def lost(x: pb.InterruptionCost, zone: tzinfo) -> dict[str, str]:
     return {
-        "time": clock(x.time),
+        "when": moment(x.time, zone),
         "what": x.kind,
-        "node": x.node,
-        "step": x.step,
+        "node": x.node or "–",
+        "step": f"{x.step:,}",
         "time lost": f"{x.seconds:.2f} s",
         "cost": money(x.dollars),
     }
 
 
-def bill(node: pb.NodeCost) -> dict[str, object]:
+def bill(node: pb.NodeCost, zone: tzinfo) -> dict[str, str]:
     machine = node.machine
     until = node.ended
     return {
         "node": node.node,
         "machine": " ".join(filter(None, (machine.provider, machine.instance_type, machine.market))),
         "zone": machine.zone,
-        "from": clock(node.joined),
-        "to": clock(until) if until else "now",
+        "from": moment(node.joined, zone),
+        "to": clock(until, zone) if until else "now",
         "for": span(until - node.joined) if until else "",
-        "$/h": node.price_per_hour,
-        "on demand": node.on_demand_per_hour,
+        "$/h": f"{node.price_per_hour:.2f}" if node.price_per_hour else "–",
+        "on demand": f"{node.on_demand_per_hour:.2f}" if node.on_demand_per_hour else "–",
         "bill": money(node.dollars),
         "price from": node.source,
     }

@@ -1,28 +1,46 @@
 """What happened and why."""
 
+from datetime import UTC, tzinfo
+
 import streamlit as st
 
 from culm.pipeline.money.codec import Entry
-from culm.ui.screens.widgets import banner
+from culm.pipeline.money.kinds import FREQUENT, KINDS
+from culm.ui import markup
+from culm.ui.screens.widgets import TABLE_SECONDS, TEXT_SECONDS, panel, show_banner, zone, zone_note
 from culm.ui.source import Source
-from culm.ui.words import clock
+from culm.ui.words import moment
 
 SHOWN = 500
+OFFERED = sorted(kind for kind, known in KINDS.items() if known not in FREQUENT)
 
 
-@st.fragment(run_every=1.0)
 def show(source: Source) -> None:
-    look = source.look()
-    banner(look)
-    kinds = sorted({event.kind for event in look.history.notable})
+    panel(show_banner, source, TEXT_SECONDS)
     with st.container(horizontal=True):
-        wanted = st.multiselect("Kinds", kinds, placeholder="all", key="kinds", width=420)
-        words = st.text_input("Containing", key="words", width=320)
-    events = chosen(look.history.notable, wanted, words)
-    st.dataframe([row(event) for event in events[: -SHOWN - 1 : -1]], hide_index=True, width="stretch", height=560)
-    st.caption(
-        f"{len(events)} of {len(look.history.notable)} events, newest first. The table shows {SHOWN} at most, without "
-        "commits and usage: `culm events` lists all."
+        st.multiselect("Kinds", OFFERED, placeholder="all", key="kinds", width=420, bind="query-params")
+        st.text_input("Containing", key="words", width=320, bind="query-params")
+    panel(listing, source, TABLE_SECONDS)
+
+
+def listing(source: Source) -> None:
+    look = source.look()
+    here = zone()
+    events = chosen(look.history.notable, st.session_state.get("kinds") or [], st.session_state.get("words") or "")
+    st.dataframe(
+        [row(event, here) for event in events[: -SHOWN - 1 : -1]],
+        hide_index=True,
+        width="stretch",
+        height=560,
+        key="events",
+        column_config={"what and why": st.column_config.TextColumn(width="large")},
+        alt="Events, the newest first",
+    )
+    st.html(
+        markup.note(
+            f"{len(events)} of {len(look.history.notable)} events, newest first. The table shows {SHOWN} at most, "
+            f"without commits and usage: culm events lists all. {zone_note(look)}"
+        )
     )
 
 
@@ -32,5 +50,5 @@ def chosen(events: list[Entry], kinds: list[str], words: str) -> list[Entry]:
     return [e for e in events if (not kinds or e.kind in kinds) and sought in f"{e.kind} {e.text}".lower()]
 
 
-def row(event: Entry) -> dict[str, object]:
-    return {"time": clock(event.time), "step": event.step, "kind": event.kind, "what and why": event.text}
+def row(event: Entry, zone: tzinfo = UTC) -> dict[str, object]:
+    return {"when": moment(event.time, zone), "step": event.step, "kind": event.kind, "what and why": event.text}

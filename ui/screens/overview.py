@@ -1,61 +1,131 @@
-"""How far, how fast, at what price."""
+"""How far, how fast, at what price; and the curves."""
+
+import math
 
 import streamlit as st
 
-from culm.pipeline.epochs import in_words
-from culm.protos import coordinator_pb2 as pb
-from culm.ui.charts import loss_curve
-from culm.ui.screens.widgets import banner, spent, tiles
-from culm.ui.source import Source
-from culm.ui.words import counted, literal, money, seconds_left, span
+from culm.ui import markup
+from culm.ui.charts import curve_alt, curve_data, curve_spec
+from culm.ui.curves import AXES, RANGES, Curve, View, axis_title, curves, marks, since_of
+from culm.ui.incidents import Incident
+from culm.ui.screens.widgets import (
+    CHART_SECONDS,
+    TEXT_SECONDS,
+    banner,
+    chart,
+    panel,
+    scheme,
+    spent,
+    zone,
+    zone_note,
+)
+from culm.ui.source import Look, Source
+from culm.ui.standing import is_over, result
+from culm.ui.words import counted, money, zone_in_words
+
+SMALL = 6  # charts beside the loss
 
 
-@st.fragment(run_every=1.0)
 def show(source: Source) -> None:
+    panel(figures, source, TEXT_SECONDS)
+    with st.container(horizontal=True, vertical_alignment="bottom", gap="medium"):
+        st.segmented_control("Curves over", AXES, default=AXES[0], required=True, key="over", bind="query-params")
+        st.segmented_control("Range", list(RANGES), default="all", required=True, key="last", bind="query-params")
+    panel(charts, source, CHART_SECONDS)
+
+
+def figures(source: Source) -> None:
     look = source.look()
-    status, cost = look.status, look.cost
     banner(look)
-    left = seconds_left(status.step, status.steps, status.samples_per_second, status.samples_per_step)
-    remaining = "" if left is None or status.phase != "running" else f", about {span(left)} left"
-    share = status.step / status.steps if status.steps else 0.0
-    st.progress(
-        min(share, 1.0),
-        f"**{literal(status.job) or 'no run'}**: step {status.step} of {status.steps}{_trained(status)}{remaining}",
-    )
-    goodput = cost.useful_seconds / cost.seconds if cost.seconds else 0.0
-    tokens = money(cost.dollars_per_million_tokens) if cost.tokens else "–"
-    rate = look.history.learning_rate
-    loss = f"{look.history.losses[-1]:.4f}" if look.history.losses else "–"
-    tiles(
-        spent(cost),
-        ("Samples a second", f"{status.samples_per_second:,.0f}", f"{cost.samples:,} so far"),
-        ("Value", f"{cost.value:,.2f}", "samples/s for $1 an hour"),
-        ("Goodput", f"{goodput:.1%}", counted(len(cost.interruptions), "interruption")),
-    )
-    tiles(
+    if look.status.phase or look.history.last:
+        st.html(markup.figures(told(look)))
+    if is_over(look):
+        st.html(markup.facts(result(look, zone()), "What there is") + markup.note(zone_note(look)))
+
+
+def told(look: Look) -> list[markup.Figure]:
+    """The run in figures."""
+    status, cost, history = look.status, look.cost, look.history
+    over = is_over(look)
+    mean = cost.samples / cost.seconds if cost.seconds else 0.0
+    speed, note = (mean, "mean of the run") if over else (status.samples_per_second, f"{mean:,.0f} on average")
+    rate = history.learning_rate
+    loss = f"{history.losses[-1]:.4f}" if history.losses else "–"
+    goodput = f"{cost.useful_seconds / cost.seconds:.1%}" if cost.seconds else "–"
+    lost = sum(1 for i in history.incidents if i.kind in ("lost", "rollback"))
+    found = [
         ("Loss", loss, f"learning rate {rate:.3g}" if rate is not None else ""),
-        ("A million tokens", tokens, ""),
-        ("Saved against on-demand", _saved(cost.on_demand_dollars, cost.dollars), ""),
-        ("Saved against checkpoints", _saved(cost.checkpoint_dollars, cost.dollars), ""),
-    )
-    if look.history.evaluations:
-        step, found = max(look.history.evaluations.items())
-        each = [
-            (f"Evaluated: {literal(name)}", f"{number:.4g}", f"after step {step}") for name, number in found.items()
-        ]
-        for first in range(0, len(each), 4):
-            tiles(*each[first : first + 4])
-    st.subheader("Loss")
-    if look.history.steps:
-        st.vega_lite_chart(None, loss_curve(look.history), width="stretch")
-    else:
-        st.caption("No step is committed yet: the curve begins with the first one.")
+        ("Samples a second", f"{speed:,.0f}", note),
+        spent(look),
+        ("Goodput", goodput, f"{counted(lost, 'node')} lost"),
+        ("Value", f"{cost.value:,.0f}", "samples/s for $1 an hour"),
+        _price(look),
+        ("Saved (on demand)", *_saved(cost.on_demand_dollars, cost.dollars)),
+        ("Saved (checkpoints)", *_saved(cost.checkpoint_dollars, cost.dollars)),
+    ]
+    if history.evaluations:
+        step, values = max(history.evaluations.items())
+        found[1:1] = [(f"Evaluated: {name}", f"{value:.4g}", f"after step {step:,}") for name, value in values.items()]
+    if not over and look.status.checkpoint:
+        found.append(("Checkpoint", f"step {status.checkpoint:,}", "the newest whole one"))
+    return found
 
 
-def _trained(status: pb.GetStatusResponse) -> str:
-    words = in_words(status, status.step)
-    return f", {words}" if words else ""
+def _price(look: Look) -> markup.Figure:
+    cost = look.cost
+    if cost.tokens:
+        return ("A million tokens", money(cost.dollars_per_million_tokens), f"{cost.tokens:,} so far")
+    price = money(cost.dollars_per_thousand_samples) if cost.samples else "–"
+    return ("1,000 samples", price, f"{cost.samples:,} trained")
 
 
-def _saved(other: float, own: float) -> str:
-    return money(other - own) if other else "–"
+def _saved(other: float, own: float) -> tuple[str, str]:
+    return (money(other - own), f"{(other - own) / other:.0%} of {money(other)}") if other else ("–", "")
+
+
+def charts(source: Source) -> None:
+    look = source.look()
+    axis = st.session_state.get("over") or AXES[0]
+    since = since_of(look.history, st.session_state.get("last") or "all", look.at)
+    draw_curves(look, View(look.history, axis, since), "overview")
+
+
+def draw_curves(look: Look, view: View, key: str, beside: bool = False) -> None:
+    """The loss, large, and the others below it; or the loss and the speed ``beside`` each other. Incidents on each."""
+    found, incidents = curves(view), marks(view)
+    if not found:
+        words = "No step is committed yet: the curves begin with the first one."
+        words = "The run's log is being read." if look.reading else words
+        st.html(markup.note("Nothing was committed in this time." if look.history.steps else words))
+        return
+    elapsed = view.zero is not None
+    where = "seconds after its origin" if elapsed else zone_in_words(zone(), look.at)
+    title = axis_title(look.history, view.axis, where)
+    first, *others = found[:2] if beside else found[: 1 + SMALL]
+    if not beside:
+        _curve(first, view, title, incidents, f"{key}-{first.name}", 280)
+        st.html(markup.note(incident_note(view)))
+    small = [first, *others] if beside else others
+    columns = st.columns(min(3, len(small))) if small else []
+    for i, curve in enumerate(small):
+        with columns[i % len(columns)]:
+            _curve(curve, view, title, incidents, f"{key}-{curve.name}", 170 if beside else 130)
+
+
+def incident_note(view: View) -> str:
+    kinds: dict[str, int] = {}
+    for _, incident in marks(view):
+        kinds[incident.kind] = kinds.get(incident.kind, 0) + 1
+    told = ", ".join(f"{number} {kind}" for kind, number in kinds.items())
+    dashed = f"Dashed lines are incidents ({told}). " if told else ""
+    return f"{dashed}The band is the spread within a point; dots are evaluations."
+
+
+def _curve(
+    curve: Curve, view: View, title: str, incidents: list[tuple[float, Incident]], key: str, height: int
+) -> None:
+    spec = curve_spec(curve, view.axis, title, scheme(), height, view.zero is not None)
+    newest = curve.last
+    figure = f"{newest:,.4g}" if newest is not None and math.isfinite(newest) else ""
+    st.html(markup.chart_title(curve.name, figure))
+    chart(spec, curve_data(curve, incidents, zone()), curve_alt(curve, title, len(incidents)), key)

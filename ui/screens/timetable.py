@@ -7,8 +7,9 @@ from culm.pipeline.errors import JobError
 from culm.pipeline.ideal_step import ideal_of
 from culm.pipeline.rpc.timetables import Gathered, gather
 from culm.protos import coordinator_pb2 as pb
-from culm.ui.gantt import gantt, path_lines, shares
-from culm.ui.screens.widgets import banner, tiles
+from culm.ui import markup
+from culm.ui.gantt import gantt, in_words, path_lines, shares
+from culm.ui.screens.widgets import TEXT_SECONDS, panel, scheme, show_banner
 from culm.ui.source import Source
 from culm.ui.words import literal, milliseconds
 
@@ -21,14 +22,20 @@ def asked(name: str, step: int | None, _status: pb.GetStatusResponse) -> Gathere
     return gather(_status, step)
 
 
-@st.fragment(run_every=EVERY)
 def show(source: Source) -> None:
+    panel(show_banner, source, TEXT_SECONDS)
+    wanted = {"min_value": 0, "value": None, "placeholder": "newest", "key": "timetable_step", "width": 200}
+    st.number_input("Step", **wanted)
+    panel(picture, source, EVERY)
+
+
+def picture(source: Source) -> None:
     look = source.look()
-    banner(look)
     if not look.status.plan.members:
-        st.caption("The nodes of a live run tell their timetables. There is none in a recording, nor before training.")
+        nothing = "The nodes of a live run tell their timetables. There is none in a recording, nor before training."
+        st.html(markup.note(nothing))
         return
-    wanted = st.number_input("Step", min_value=0, value=None, placeholder="newest", key="timetable_step", width=200)
+    wanted = st.session_state.get("timetable_step")
     try:
         gathered = asked(source.name, wanted, look.status)
     except JobError as error:
@@ -46,15 +53,17 @@ def shown(gathered: Gathered) -> None:
     best = ideal.seconds if ideal is not None else 0.0
     taken = f"{timetable.seconds / best:.3f} of the ideal" if best else ""
     busiest = f"the busiest node works {milliseconds(ideal.busiest_seconds * 1e3)}" if ideal is not None else ""
-    tiles(
+    figures = [
         (f"Step {timetable.step}", milliseconds(timetable.seconds * 1e3), taken),
         ("Ideal", milliseconds(best * 1e3) if best else "–", busiest),
         ("Waited for tensors to travel", milliseconds(travel[0] * 1e3), f"{travel[1]} times on the critical path"),
         ("Waited for the commit", milliseconds(commit[0] * 1e3), "from the last report"),
-    )
+    ]
+    st.html(markup.figures(figures))
     for why in gathered.silent.values():
         st.warning(f"A row is missing: {literal(why)}", icon=":material/visibility_off:")
-    st.vega_lite_chart(None, gantt(timetable, ideal), width="stretch")
+    chart = gantt(timetable, ideal, scheme())
+    st.vega_lite_chart(None, chart, width="stretch", key="timetable", alt=in_words(timetable, ideal))
     st.caption(
         f"The wheel zooms, dragging moves, a double click resets. Nodes have steps {gathered.kept.start} to "
         f"{gathered.kept.stop - 1}. `culm trace --step {timetable.step} --out FILE` writes the step for Perfetto."

@@ -2,23 +2,34 @@
 
 import streamlit as st
 
-from culm.ui.grid import grid_svg, has_peers
-from culm.ui.ring import ring_svg
-from culm.ui.screens.widgets import banner, preempt
+from culm.ui import markup
+from culm.ui.ring import MOST, in_words, ring_svg
+from culm.ui.screens.widgets import TEXT_SECONDS, banner, panel, preempt, scheme
 from culm.ui.source import Source
-from culm.ui.words import literal
+from culm.ui.stage_map import has_peers, lost_lately, stage_map
+from culm.ui.standing import is_over
 
 
-@st.fragment(run_every=0.5)
 def show(source: Source) -> None:
+    panel(picture, source, TEXT_SECONDS)
+    preempt(source)
+
+
+def picture(source: Source) -> None:
     look = source.look()
     banner(look)
-    preempt(source, look.status)
-    if not look.status.nodes:
-        st.caption("No node has joined yet. Start one with `culm stage`.")
+    status = look.status
+    lost = lost_lately(status, look.history.gone, look.at)
+    if not status.nodes and (is_over(look) or not lost):
+        gone = "The nodes have gone: the run is over."
+        st.html(markup.note(gone if is_over(look) else "No node is here. Start one with culm stage."))
         return
-    ink = "#fafafa" if st.context.theme.type == "dark" else "#31333f"
-    picture = grid_svg if has_peers(look.status) else ring_svg
-    st.image(picture(look.status, look.history.gone, look.at, ink), width=860)
-    plan = look.status.plan
-    st.caption(f"Plan {look.status.generation}: {literal(plan.reason)}")
+    whole = stage_map(status, lost)
+    if has_peers(status) or len(status.nodes) + len(lost) > MOST:
+        st.html(whole)
+    else:  # a ring's letters would be too small on a phone
+        with st.container(key="ring"):
+            st.image(ring_svg(status, lost, scheme()), width=860, alt=in_words(status, lost))
+        with st.container(key="map"):
+            st.html(whole)
+    st.html(markup.note(f"Plan {status.generation}: {status.plan.reason}"))

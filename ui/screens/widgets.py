@@ -1,54 +1,147 @@
-"""What several pages show."""
+"""What several pages show, and how a page is drawn: in panels, each again after its own time."""
 
+import functools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from datetime import tzinfo
+from typing import Any, Literal
+
+import pyarrow as pa
 import streamlit as st
 
-from culm.protos import coordinator_pb2 as pb
+from culm.ui import markup
+from culm.ui.charts import Spec
+from culm.ui.curves import Columns
 from culm.ui.source import Look, Source
-from culm.ui.words import literal, money
+from culm.ui.standing import alerts, is_over, standing
+from culm.ui.words import literal, money, zone_in_words, zone_of
+
+log = logging.getLogger("culm.ui")
+
+TEXT_SECONDS = 1.5  # between two drawings of figures
+TABLE_SECONDS = 3.0
+CHART_SECONDS = 5.0
+OVER_SECONDS = 15.0  # of everything, once the run is over: another one may begin at the same address
+ROWS = 11  # of a table that is shown whole
+MANY = 64  # nodes; of more every panel is drawn half as often
+
+Draw = Callable[[Source], None]
+
+
+def interval(look: Look, every: float, still: bool) -> float | None:
+    """After how many seconds a panel is drawn again; None: never."""
+    if still:
+        return None
+    if is_over(look):
+        return OVER_SECONDS
+    return every * (2 if len(look.status.nodes) > MANY else 1)
+
+
+def panel(draw: Draw, source: Source, every: float) -> None:
+    """Draws a part of a page now and again later. When the run ends, or another begins, the page is drawn anew."""
+    before = source.look()
+    over = is_over(before)
+
+    @functools.wraps(draw)
+    def drawn(source: Source) -> None:
+        guarded(draw)(source)
+        if is_over(source.look()) != over:
+            st.rerun()
+
+    st.fragment(drawn, run_every=interval(before, every, source.still))(source)
+
+
+def guarded(draw: Draw) -> Draw:
+    """The same, but what it raises is told in one line on the page, and whole in the log."""
+
+    @functools.wraps(draw)
+    def drawn(source: Source) -> None:
+        try:
+            draw(source)
+        except Exception as error:
+            log.exception("could not draw a part of the page")
+            what = " ".join(str(error).split())[:300] or type(error).__name__
+            st.error(literal(f"This part of the page could not be drawn: {what}. The log of culm ui has more."))
+
+    return drawn
+
+
+def scheme() -> str:
+    """The page's: "light" or "dark"."""
+    return "dark" if st.context.theme.type == "dark" else "light"
+
+
+def zone() -> tzinfo:
+    """Where the page is looked at."""
+    return zone_of(st.context.timezone, st.context.timezone_offset)
 
 
 def banner(look: Look) -> None:
-    """What everybody has to know first: a silent coordinator, the phase, a stall, stages without a hot standby."""
-    status = look.status
-    if look.problem:
-        st.warning(literal(look.problem), icon=":material/cloud_off:")
-    if status.phase == "failed":
-        st.error(f"The run failed: {literal(status.detail)}")
-    elif status.phase == "waiting":
-        st.info(f"Waiting: {literal(status.detail)}", icon=":material/hourglass:")
-    elif status.phase == "done":
-        st.success(f"Done: {literal(status.detail)}")
-    if status.stalled_seconds:
-        told = f"No commit for {status.stalled_seconds:.0f} s. Waiting for {literal(status.awaited)}"
-        st.error(told, icon=":material/running_with_errors:")
-    exposed = {s: seconds for s, seconds in sorted(status.exposure.items()) if seconds > 0}
-    if exposed and status.phase == "running" and len(status.nodes) > 1:
-        told = ", ".join(f"stage {s} for {seconds:.1f} s" for s, seconds in exposed.items())
-        st.warning(f"Without a hot standby: {told}", icon=":material/shield:")
+    """How the run stands, in one line, and what everybody has to know first."""
+    now = standing(look)
+    st.html(markup.head(now.word, now.tone, now.name, now.told, now.share) + markup.alerts(alerts(look)))
 
 
-def preempt(source: Source, status: pb.GetStatusResponse) -> None:
-    """A button that kills a node, where the coordinator allows it."""
-    names = sorted(node.id for node in status.nodes)
-    if not status.kill_allowed or not names:
-        st.caption("This page may preempt nodes if the coordinator is started with `--allow-kill`.")
+def show_banner(source: Source) -> None:
+    banner(source.look())
+
+
+def zone_note(look: Look) -> str:
+    return f"Times are {zone_in_words(zone(), look.at or 0.0)}."
+
+
+def chart(spec: Spec, data: Mapping[str, Columns], alt: str, key: str) -> None:
+    """A chart. Its key stays, so that the browser changes the data in place."""
+    tables = {name: _table(columns) for name, columns in data.items()}
+    st.vega_lite_chart(None, {**spec, "datasets": tables}, width="stretch", key=key, alt=alt)
+
+
+def _table(columns: Columns) -> Any:
+    return pa.table(
+        {name: pa.array(values) if values else pa.array([], pa.float64()) for name, values in columns.items()}
+    )
+
+
+def height_of(rows: Sequence[object]) -> int | Literal["content"]:
+    """Of a table: as high as its rows, or so high that the rest of the page stays near."""
+    return "content" if len(rows) <= ROWS else 430
+
+
+def spent(look: Look) -> markup.Figure:
+    """The money that the run has cost."""
+    cost = look.cost
+    return ("Spent", money(cost.dollars), "in all" if is_over(look) else f"{money(cost.dollars_per_hour)} an hour now")
+
+
+def preempt(source: Source) -> None:
+    """A button that opens a dialog, which preempts a node: where the coordinator allows it, while the run goes on."""
+    look = source.look()
+    if is_over(look) or not look.status.nodes or source.still:
         return
-    with st.container(horizontal=True, vertical_alignment="bottom"):
-        node = st.selectbox("Node", names, key="victim", width=220)
-        pressed = st.button(
-            "Preempt it now", type="primary", icon=":material/bolt:", help="kill -9, as a spot market would"
-        )
-    if pressed and node:
-        st.toast(literal(source.kill(node)), icon=":material/bolt:")
+    if not look.status.kill_allowed:
+        st.html(markup.note("Nodes can be preempted from here if the coordinator is started with --allow-kill."))
+    elif st.button("Preempt a node …", icon=":material/bolt:", key="preempt"):
+        _ask(source)
 
 
-def spent(cost: pb.GetCostResponse) -> tuple[str, str, str]:
-    """The tile of the money that the run has cost, as ``tiles`` takes it."""
-    hour = money(cost.dollars_per_hour)
-    return ("Spent", money(cost.dollars), f"{hour} an hour {'at the end' if cost.done else 'now'}")
+@st.dialog("Preempt a node", icon=":material/bolt:")
+def _ask(source: Source) -> None:
+    nodes = {node.id: node for node in sorted(source.look().status.nodes, key=lambda node: node.id)}
+    st.html(markup.note("Its process ends at once, as on a spot market: kill -9, without notice."))
+    chosen = st.selectbox("Node", list(nodes), key="victim")
+    node = nodes.get(chosen or "")
+    if node is not None:
+        runs = f"runs stage {', '.join(map(str, node.stages))}" if node.stages else "runs no stage"
+        stands = f", stands by for {', '.join(map(str, node.standby_of))}" if node.standby_of else ""
+        st.html(markup.note(f"{node.id} {runs}{stands}; process {node.pid} at {node.address}"))
+    if st.button("Preempt it now", type="primary", icon=":material/bolt:", key="preempt_now", disabled=node is None):
+        said = source.kill(chosen or "")
+        st.session_state["said"] = said
+        st.rerun()
 
 
-def tiles(*each: tuple[str, str, str]) -> None:
-    """Figures beside each other, each with its title and a note."""
-    for column, (title, figure, more) in zip(st.columns(len(each)), each, strict=True):
-        column.metric(title, figure, more or None, delta_color="off", delta_arrow="off", border=True, height="stretch")
+def tell_what_was_said() -> None:
+    """What became of the last preemption, once."""
+    said = st.session_state.pop("said", None)
+    if said:
+        st.toast(literal(said), icon=":material/bolt:")

@@ -1,0 +1,87 @@
+"""How a run stands, in words."""
+
+from dataclasses import replace
+
+from culm.pipeline.money.codec import of_message
+from culm.protos import coordinator_pb2 as pb
+from culm.ui.recorded import Replay
+from culm.ui.source import Look
+from culm.ui.standing import alerts, is_done, is_over, result, standing
+from tests.unit.test_ui_history import START, a_run_with_a_lost_node, event
+
+
+def look(*more: pb.ListEventsResponse, at: float = 20.0) -> Look:
+    replay = Replay("gpt")
+    for each in [*a_run_with_a_lost_node(), *more]:
+        replay.take(of_message(each))
+    return replay.look(START + at)
+
+
+DONE = event(20, 12, "done", 10, step=10)
+CHECKPOINT = event(19, 11, "checkpoint", 10, step=5, folder="s3://runs/5")
+
+
+def test_a_run_that_goes_on() -> None:
+    now = standing(look(at=9.5))
+    assert (now.word, now.tone, now.name) == ("running", "good", "gpt")
+    assert now.told.startswith("step 5 of 10, about")
+    assert not is_over(look())
+
+
+def test_a_finished_run_is_a_success_whoever_has_gone() -> None:
+    done = look(DONE)
+    gone = replace(done, status=pb.GetStatusResponse(job="gpt", phase="done", step=10, steps=10, detail="no node"))
+    for each in (done, gone, replace(gone, problem="The coordinator does not answer.")):
+        assert is_done(each)
+        assert standing(each).word == "finished"
+        assert standing(each).tone == "good"
+        assert "steps, after 11 s, for $0.00" in standing(each).told
+        assert not [words for tone, words in alerts(each) if tone in ("bad", "leaving")]
+
+
+def test_what_there_is_of_a_finished_run() -> None:
+    told = dict(result(look(CHECKPOINT, DONE)))
+    assert told["weights"] == "in the checkpoint s3://runs/5"
+    assert told["ended"] == "1970-01-12 13:46:52, 11 s after the first plan"
+    assert told["nodes lost"] == "1; handed over in time: 0"
+    assert told["cost"].startswith("$0.00 in all")
+
+
+def test_where_the_weights_are() -> None:
+    done = look(DONE)
+    assert dict(result(done))["weights"].startswith("the nodes have gone")
+    kept = pb.GetStatusResponse()
+    kept.CopyFrom(done.status)
+    kept.kept_seconds = 3600.0
+    assert "on the nodes, for 1 h 0 min more" in dict(result(replace(done, status=kept)))["weights"]
+    fetched = look(DONE, event(21, 13, "fetched", 10, who="culm weights"))
+    assert dict(result(fetched))["weights"] == "fetched, because"
+
+
+def test_money_stands_still_when_the_run_is_over() -> None:
+    assert look(DONE, at=20.0).cost.dollars == look(DONE, at=9_999.0).cost.dollars
+
+
+def test_a_run_that_failed_says_why() -> None:
+    failed = look(event(20, 12, "failed", 5, node="n1", why="ValueError"))
+    assert (standing(failed).word, standing(failed).tone) == ("failed", "bad")
+    assert alerts(failed) == [("bad", "The run failed: failed, because")]
+    assert "training did not come to its end" in dict(result(failed))["weights"]
+
+
+def test_what_everybody_has_to_know() -> None:
+    status = pb.GetStatusResponse(phase="running", steps=10, stalled_seconds=9.0, awaited="n2", checkpoint_fault="full")
+    status.nodes.extend(pb.NodeStatus(id=f"n{i}") for i in range(200))
+    status.exposure.update({s: float(s) for s in range(200)})
+    told = [words for _, words in alerts(Look(status, problem="No answer."))]
+    assert told[:3] == ["No answer.", "No commit for 9 s. Waiting for n2", "No checkpoint can be written: full"]
+    assert told[3].endswith("stage 196 for 3 min 16 s, and 195 more stages")
+
+
+def test_before_anything_is_known() -> None:
+    assert standing(Look(problem="No coordinator answers yet.")).word == "no answer"
+    assert standing(Look(pb.GetStatusResponse(phase="waiting", detail="waiting for 2"))).word == "waiting"
+
+
+def test_a_log_that_breaks_off() -> None:
+    assert standing(replace(look(), ended=True)).word == "broke off"

@@ -1,0 +1,139 @@
+"""How a run stands, in words: its phase, what everybody has to know, and what there is when it is over. Pure."""
+
+from dataclasses import dataclass
+from datetime import UTC, tzinfo
+
+from culm.pipeline.epochs import in_words
+from culm.ui.source import Look
+from culm.ui.words import counted, moment, money, seconds_left, span
+
+EXPOSED_SHOWN = 4  # stages that a warning names
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """``word`` and ``tone`` are the phase; ``told`` is where the run is, in one line."""
+
+    word: str
+    tone: str
+    name: str
+    told: str
+    share: float | None  # of its steps; None: nobody knows
+
+
+def is_over(look: Look) -> bool:
+    """Whether nothing more will be trained. It stays so when the nodes go, and when the coordinator does."""
+    return look.status.phase in ("done", "failed") or look.history.done is not None or look.history.failed is not None
+
+
+def is_done(look: Look) -> bool:
+    return is_over(look) and look.status.phase != "failed" and look.history.failed is None
+
+
+def standing(look: Look) -> Standing:
+    status, history = look.status, look.history
+    name = status.job or "no run"
+    share = status.step / status.steps if status.steps else None
+    if is_done(look):
+        ended = f", after {span(history.done.time - history.begun)}" if history.done and history.begun else ""
+        trained = f"{status.step or history.steps_done():,} steps{ended}, for {money(look.cost.dollars)}"
+        return Standing(word="finished", tone="good", name=name, told=trained, share=1.0)
+    where = f"step {status.step:,} of {status.steps:,}" if status.steps else "no step yet"
+    epoch = in_words(status, status.step)
+    if epoch:
+        where += f", {epoch}"
+    if is_over(look):
+        return Standing(word="failed", tone="bad", name=name, told=where, share=share)
+    if not status.phase:
+        return Standing(word="no answer", tone="leaving", name=name, told="", share=None)
+    if look.ended:
+        return Standing(word="broke off", tone="leaving", name=name, told=where, share=share)
+    if status.phase == "waiting":
+        return Standing(word="waiting", tone="coming", name=name, told=where, share=share)
+    left = seconds_left(status.step, status.steps, status.samples_per_second, status.samples_per_step)
+    rest = f", about {span(left)} left" if left is not None else ""
+    tone, word = ("bad", "stalled") if status.stalled_seconds else ("good", "running")
+    return Standing(word=word, tone=tone, name=name, told=where + rest, share=share)
+
+
+def alerts(look: Look) -> list[tuple[str, str]]:
+    """What everybody has to know now: (tone, words)."""
+    status, found = look.status, []
+    if look.problem and not (is_over(look) and look.status.phase):
+        found.append(("leaving", look.problem))
+    elif look.problem:
+        found.append(("resting", "The coordinator does not answer any more. The run is over: this is how it ended."))
+    if look.reading:
+        found.append(("coming", f"The run's log is being read: {look.reading:,} events so far."))
+    if is_over(look):
+        if not is_done(look):
+            why = look.history.failed.text if look.history.failed else status.detail
+            found.append(("bad", f"The run failed: {status.detail or why}"))
+        return found
+    if status.phase == "waiting":
+        found.append(("coming", f"Waiting: {status.detail.removeprefix('waiting ')}"))
+    if status.stalled_seconds:
+        found.append(("bad", f"No commit for {status.stalled_seconds:.0f} s. Waiting for {status.awaited}"))
+    if status.checkpoint_fault:
+        found.append(("leaving", f"No checkpoint can be written: {status.checkpoint_fault}"))
+    exposed = sorted(
+        ((seconds, s) for s, seconds in status.exposure.items() if seconds > 0), key=lambda x: (-x[0], x[1])
+    )
+    if exposed and status.phase == "running" and len(status.nodes) > 1:
+        named = ", ".join(f"stage {s} for {exposure(seconds)}" for seconds, s in exposed[:EXPOSED_SHOWN])
+        more = f", and {counted(len(exposed) - EXPOSED_SHOWN, 'more stage')}" if len(exposed) > EXPOSED_SHOWN else ""
+        found.append(("leaving", f"Without a hot standby: {named}{more}"))
+    return found
+
+
+def exposure(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 60 else span(seconds)
+
+
+def result(look: Look, zone: tzinfo = UTC) -> list[tuple[str, str]]:
+    """What there is of a run that is over: (what, in words)."""
+    status, cost, history = look.status, look.cost, look.history
+    ended = history.done or history.failed
+    found = []
+    if ended is not None:
+        lasted = f", {span(ended.time - history.begun)} after the first plan" if history.begun else ""
+        found.append(("ended", f"{moment(ended.time, zone)}{lasted}"))
+    if status.stopped_early:
+        found.append(("ended early", status.stopped_early))
+    found.append(("weights", weights(look)))
+    last_loss = f"{history.losses[-1]:.4f} in step {history.steps[-1]:,}" if history.losses else ""
+    if last_loss:
+        found.append(("last loss", last_loss))
+    if history.evaluations:
+        step, values = max(history.evaluations.items())
+        found.append((f"evaluated after step {step:,}", ", ".join(f"{n} {v:.4g}" for n, v in values.items())))
+    parts = [f"{money(cost.dollars)} in all"]
+    if cost.samples:
+        parts.append(f"{money(cost.dollars_per_thousand_samples)} for 1,000 samples")
+    if cost.tokens:
+        parts.append(f"{money(cost.dollars_per_million_tokens)} for a million tokens")
+    found.append(("cost", ", ".join(parts)))
+    lost = sum(1 for i in history.incidents if i.kind in ("lost", "rollback"))
+    handed = sum(1 for i in history.incidents if i.kind == "handover")
+    found.append(("nodes lost", f"{lost}; handed over in time: {handed}"))
+    return found
+
+
+def weights(look: Look) -> str:
+    """Where the weights of a run that is over are."""
+    status, history = look.status, look.history
+    folder = status.checkpoint_folder or (history.checkpoint.folder if history.checkpoint else "")
+    at = status.checkpoint or (history.checkpoint.step if history.checkpoint else 0)
+    trained = status.step or history.steps_done()
+    if folder and at >= trained > 0:
+        return f"in the checkpoint {folder}"
+    if history.fetched is not None and is_done(look):
+        return history.fetched.text
+    if status.kept_seconds > 0 and not look.problem:
+        dollars = look.cost.dollars_per_hour * status.kept_seconds / 3600
+        costs = f", which costs {money(dollars)}" if dollars else ""
+        return f"on the nodes, for {span(status.kept_seconds)} more{costs}: culm weights --out FILE fetches them"
+    newest = f"; the newest checkpoint is of step {at:,}: {folder}" if folder else ""
+    if not is_done(look):
+        return f"training did not come to its end{newest}"
+    return f"the nodes have gone, and the log names no checkpoint of the last step{newest}"

@@ -1,0 +1,112 @@
+"""What nodes did over time: the share of bubbles and the bytes sent. Pure, and bounded in memory."""
+
+# Nodes tell sums since their process started. Two sums give what was between them, however far apart they are. So a
+# sample in the middle may be left out, and nothing is counted wrongly.
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import isnan, nan
+from statistics import fmean, quantiles
+from typing import NamedTuple, Protocol
+
+GAP_SECONDS = 1.5  # between two samples of a node at least
+SAMPLES = 240  # kept of a node; of too many every second one of the older half goes
+NODES = 1_000  # of which samples are kept; who was heard of longest ago goes first
+BINS = 60  # of a chart
+LINES = 8  # nodes with a line each; of more, the middle, the spread and the worst
+WORST = 3
+
+
+class Sample(NamedTuple):
+    incarnation: int
+    at: float  # unix seconds, of the coordinator's clock
+    bubble: float  # seconds since the process started
+    busy: float  # seconds of everything
+    sent: int  # bytes
+
+
+class Point(NamedTuple):
+    name: str  # a node, or "median"
+    at: float
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(eq=False)
+class Trends:
+    _samples: dict[str, list[Sample]] = field(default_factory=dict)
+
+    def take(self, node: str, sample: Sample) -> None:
+        kept = self._samples.pop(node, [])
+        self._samples[node] = kept
+        if kept and kept[-1].incarnation == sample.incarnation and sample.at - kept[-1].at < GAP_SECONDS:
+            return
+        kept.append(sample)
+        if len(kept) > SAMPLES:
+            del kept[1 : len(kept) // 2 : 2]
+        if len(self._samples) > NODES:
+            del self._samples[next(iter(self._samples))]
+
+    def bubble_share(self, begin: float, end: float) -> dict[str, list[tuple[float, float]]]:
+        """Of each node: (unix seconds, share of its time in bubbles)."""
+        return self._rates(
+            begin, end, lambda a, b: (b.bubble - a.bubble) / (b.busy - a.busy) if b.busy > a.busy else None
+        )
+
+    def sent_per_second(self, begin: float, end: float) -> dict[str, list[tuple[float, float]]]:
+        """Of each node: (unix seconds, bytes a second)."""
+        return self._rates(begin, end, lambda a, b: (b.sent - a.sent) / (b.at - a.at) if b.at > a.at else None)
+
+    def _rates(self, begin: float, end: float, rate: "Rate") -> dict[str, list[tuple[float, float]]]:
+        width = max(1.0, (end - begin) / BINS)
+        found: dict[str, list[tuple[float, float]]] = {}
+        for node, samples in self._samples.items():
+            first = max(0, bisect_right(samples, begin, key=lambda s: s.at) - 1)
+            points: list[tuple[float, float]] = []
+            before = samples[first] if samples else None
+            for sample in samples[first + 1 :]:
+                assert before is not None
+                if sample.incarnation != before.incarnation:
+                    if points:
+                        points.append((sample.at, nan))  # the line breaks off: it was another process
+                    before = sample
+                elif sample.at - before.at >= (width / 2 if sample is samples[-1] else width):
+                    value = rate(before, sample)
+                    if value is not None and begin <= sample.at <= end:
+                        points.append((sample.at, max(0.0, value)))
+                    before = sample
+            if points:
+                found[node] = points
+        return found
+
+
+class Rate(Protocol):
+    """What is computed from two sums."""
+
+    def __call__(self, before: Sample, after: Sample) -> float | None: ...
+
+
+def told(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Without the breaks between processes."""
+    return [(at, value) for at, value in points if not isnan(value)]
+
+
+def lines(series: Mapping[str, list[tuple[float, float]]], begin: float, end: float) -> list[Point]:
+    """Few nodes: a line each. Many: the median with what nine nodes of ten lie in, and the worst few by name."""
+    if len(series) <= LINES:
+        return [Point(node, at, value, value, value) for node, points in sorted(series.items()) for at, value in points]
+    width = max(1e-9, (end - begin) / BINS)
+    bins: dict[int, list[float]] = {}
+    for points in series.values():
+        for at, value in told(points):
+            bins.setdefault(int((at - begin) / width), []).append(value)
+    found = []
+    for index, values in sorted(bins.items()):
+        if len(values) < max(2, len(series) // 4):
+            continue  # few nodes told anything in this bin
+        cuts = quantiles(values, n=20, method="inclusive")
+        found.append(Point("median", begin + (index + 0.5) * width, cuts[9], cuts[0], cuts[18]))
+    worst = sorted(series, key=lambda node: -fmean(value for _, value in told(series[node])))[:WORST]
+    return found + [Point(node, at, value, value, value) for node in worst for at, value in series[node]]
