@@ -7,7 +7,7 @@ from culm.pipeline.critical_path import Leg
 from culm.pipeline.ideal_step import IdealStep
 from culm.pipeline.timetable import MEANING, USES, Lane, Timetable
 from culm.ui.charts import Spec, name, number
-from culm.ui.palette import RESTING, WORK
+from culm.ui.palette import PAGE, RESTING, WORK
 
 # Work has colours, waiting has none: light grey until a tensor is there, darker until the commit is.
 WAITING = {"bubble": "rgba(128,134,143,0.25)", "commit": "rgba(128,134,143,0.55)", "idle": "rgba(128,134,143,0.10)"}
@@ -62,9 +62,9 @@ def gantt(timetable: Timetable, ideal: IdealStep | None, scheme: str = "light") 
     }
     layers = [drawn]
     if len(rows) <= NAMED:
-        layers.append(_labels(bars, timetable.seconds * 1e3, y))
+        layers.append(_labels(bars, timetable.seconds * 1e3, y, scheme))
     if timetable.committed is not None:
-        layers.append(_commit((timetable.committed - timetable.begin) * 1e3))
+        layers.append(_commit((timetable.committed - timetable.begin) * 1e3, scheme))
     step = 26 if len(rows) <= NAMED else 14
     return {"layer": layers, "height": {"step": step}}
 
@@ -88,7 +88,7 @@ def _bar(row: str, what: str, use: str, begin: float, end: float) -> dict[str, A
     return {"row": row, "what": what, "use": use, **ms}
 
 
-def _labels(bars: list[dict[str, Any]], whole: float, y: Spec) -> Spec:
+def _labels(bars: list[dict[str, Any]], whole: float, y: Spec, scheme: str) -> Spec:
     """The names of what is wide enough at first; work alone."""
     waits = {MEANING[use] for use in ("bubble", "commit", "idle")}
     named = [
@@ -98,12 +98,12 @@ def _labels(bars: list[dict[str, Any]], whole: float, y: Spec) -> Spec:
     ]
     return {
         "data": {"values": named},
-        "mark": {"type": "text", "fontSize": 10, "color": "white", "clip": True},
+        "mark": {"type": "text", "fontSize": 10, "color": PAGE.on(scheme), "clip": True},
         "encoding": {"x": number("at", None), "y": y, "text": name("what")},
     }
 
 
-def _commit(at: float) -> Spec:
+def _commit(at: float, scheme: str) -> Spec:
     """Where the first node heard of the commit."""
     return {
         "data": {"values": [{"at": round(at, 3), "what": "commit"}]},
