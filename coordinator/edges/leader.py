@@ -31,6 +31,7 @@ from culm.coordinator.edges.origins import (
 )
 from culm.coordinator.edges.persistence import Document, from_document, to_document
 from culm.coordinator.edges.run_status import RunStatus
+from culm.coordinator.edges.spending import SpendingLook
 from culm.coordinator.edges.store import Store
 from culm.coordinator.edges.translation import addressee, in_turn, order_of, plan_in
 from culm.coordinator.takeover import is_heard
@@ -105,6 +106,7 @@ class Leader:
         self._archive = Archive(settings.job, self.take, self.background, settings.allowed)
         self._billing = Billing(settings.prices)
         self._figures = Reader("the run's cost")
+        self._spending = SpendingLook()
         self._status = RunStatus(settings)
         self._validates = os.environ.get("CULM_VALIDATE") == "1"
 
@@ -292,6 +294,8 @@ class Leader:
                 asyncio.get_running_loop().call_soon(self._write)
             if isinstance(report, reports.Tick | reports.Joined):
                 self._bill()
+                if spent := self._spending.due(self._state, self.log, time.monotonic(), time.time()):
+                    self.take(spent)
         except Exception as error:
             self.fail(error)
             log.exception("a decision raised, so this coordinator ends; the report was %s", report)

@@ -16,6 +16,8 @@ def banner(look: Look) -> None:
         st.error(f"The run failed: {literal(status.detail)}")
     elif status.phase == "waiting":
         st.info(f"Waiting: {literal(status.detail)}", icon=":material/hourglass:")
+    elif status.phase == "paused":
+        st.info(f"Paused: {literal(status.detail)}", icon=":material/pause_circle:")
     elif status.phase == "done":
         st.success(f"Done: {literal(status.detail)}")
     if status.stalled_seconds:
