@@ -242,9 +242,10 @@ def keep(state: State, now: float) -> Decision:
     }
     stages, reasons, released = _rearranged(state, plan, seeded, now)
     commands: list[Command] = []
-    target = plan.target if state.phase is Phase.PAUSED else ()
+    target = plan.target if state.phase is Phase.PAUSED and _target_stays(state, plan) else ()
     if stages != plan.stages or plan.target != target:
-        reason = reason_of(reasons or ["the run is done: the new cut that was being prepared is given up"])
+        given_up = "the run is done: the new cut that was being prepared is given up"
+        reason = reason_of(reasons or [TARGET_LOST if state.phase is Phase.PAUSED else given_up])
         state, kept, records = with_plan(state, stages, reason, now, target)
         commands += [Persist(), Publish(kept), *records]
     state, farewell = draining.let_go(state, released)
@@ -294,13 +295,17 @@ def complete(target: Stages, facts: Layers, plan: Plan) -> bool:
     )
 
 
+def _target_stays(state: State, plan: Plan) -> bool:
+    """Whether every node that the stages to be need is there, and does not go."""
+    there = {(n, state.nodes[n].incarnation) for n in membership.usable(state)}
+    return all((n, plan.members[n].incarnation) in there for s in plan.target for n in s.holders())
+
+
 def _target(state: State, plan: Plan, stages: Stages, facts: Layers, now: float) -> tuple[Stages, str]:
     """The stages to prepare from now on: those under way as long as their nodes stay, else new ones that pay."""
     usable = membership.usable(state)
     if plan.target:
-        there = {(n, state.nodes[n].incarnation) for n in usable}
-        stay = all((n, plan.members[n].incarnation) in there for s in plan.target for n in s.holders())
-        return (plan.target, "") if stay else ((), TARGET_LOST)
+        return (plan.target, "") if _target_stays(state, plan) else ((), TARGET_LOST)
     # One thing at a time: while copies are seeded, or a node hands over, a new cut would compete for the same link.
     settings = state.settings
     busy = any(not b.hot for s in stages for b in s.standbys) or any(n.draining for n in state.nodes.values())

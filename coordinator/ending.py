@@ -22,7 +22,7 @@
 
 from dataclasses import replace
 
-from culm.coordinator import draining, saving, stopping_early
+from culm.coordinator import draining, limits, saving, stopping_early
 from culm.coordinator.commands import Command, Persist, Record
 from culm.coordinator.decisions import Decision
 from culm.coordinator.reports import Fetched
@@ -87,8 +87,8 @@ def _at_a_limit(state: State, now: float) -> Decision:
 
     The run then waits in that checkpoint for nodes, and for somebody who lets it go on.
     """
-    pause = state.pause
-    if pause is None or not pause.why or state.took_over_at is not None:
+    limit = limits.come_to(state)
+    if not limit or state.took_over_at is not None:
         return state, ()
     if state.paused_at is None:  # this coordinator has just taken over
         return replace(state, paused_at=now), ()
@@ -96,9 +96,11 @@ def _at_a_limit(state: State, now: float) -> Decision:
         return state, ()
     commands: list[Command] = []
     for name in state.nodes:
-        state, farewell = draining.farewell(state, name, f"the run is {pause}, and its checkpoint is whole")
+        why = f"the run is paused, since {limit}, and its checkpoint is whole"
+        state, farewell = draining.farewell(state, name, why)
         commands.extend(farewell)
-    state, rolled_back = roll_back(state, f"the run is {pause}, and its nodes were let go ([job] keep_after_done)")
+    why = f"the run is paused, since {limit}, and its nodes were let go ([job] keep_after_done)"
+    state, rolled_back = roll_back(state, why)
     return state, (*commands, *rolled_back)
 
 

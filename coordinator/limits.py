@@ -63,6 +63,14 @@ def reached(limits: Limits, dollars: float, at: float) -> str:
     return ""
 
 
+def come_to(state: State) -> str:
+    """The limit for which a run is paused, or beyond which it is by now, in words; empty: it is paused for none."""
+    pause, spent = state.pause, state.spending
+    if pause is None or pause.why or spent is None:
+        return pause.why if pause is not None else ""
+    return reached(limits_of(state), spent.dollars, spent.at)
+
+
 def in_force(state: State, budget: float | None, stop_at: float | None) -> Limits:
     """The limits once the run goes on. A time that has passed has had its effect, and counts no more."""
     known, spent = limits_of(state), state.spending

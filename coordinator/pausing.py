@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from culm.coordinator.commands import Command, Persist, Publish, Record
 from culm.coordinator.decisions import Decision, with_plan
-from culm.coordinator.limits import in_force, limits_of, moment, noted, reached
+from culm.coordinator.limits import come_to, in_force, limits_of, moment, noted, reached
 from culm.coordinator.requests import Pausing, Spent, Unpausing
 from culm.coordinator.saving import again, is_whole
 from culm.coordinator.state import Phase, State
@@ -34,7 +34,7 @@ def ask(state: State, report: Pausing) -> Decision:
     if state.phase is Phase.RUNNING:
         text = f"the run is to be {report.pause}: the next commit does it"
         return state, (Persist(), Record(kinds.Pausing(who=report.pause.who, why=report.pause.why), text))
-    return state, (Persist(), _paused(state, report.pause, "no step is begun"))
+    return state, (Persist(), _paused(report.pause, "no step is begun"))
 
 
 def spent(state: State, report: Spent, now: float) -> Decision:
@@ -49,13 +49,13 @@ def spent(state: State, report: Spent, now: float) -> Decision:
 
 def take_effect(state: State, now: float) -> Decision:
     """No step is begun any more. Asked before the plan of the commit is made, which tells the nodes."""
-    assert state.pause is not None
+    pause = state.pause
+    assert pause is not None
     # Who had caught up for a commit has not shown yet that it has applied this one, as after the last commit.
-    detail = str(state.pause)
-    state = replace(state, phase=Phase.PAUSED, detail=detail, following={}, paused_at=now)
+    state = replace(state, phase=Phase.PAUSED, detail=str(pause), following={}, paused_at=now)
     saves = state.settings.checkpoint_url and state.committed > state.origin.step
     what = f"step {state.committed} is saved" if saves else "the nodes keep what they hold"
-    return state, (_paused(state, state.pause, f"no step is begun after {state.committed}, and {what}"),)
+    return state, (_paused(pause, f"no step is begun after {state.committed}, and {what}"),)
 
 
 def go_on(state: State, report: Unpausing, now: float) -> Decision:
@@ -74,10 +74,10 @@ def go_on(state: State, report: Unpausing, now: float) -> Decision:
     unpaused = kinds.Unpaused(who=report.who, budget=limits.budget)
     told = Record(unpaused, f"{what}{more}{by}; it was {pause}")
     state = replace(state, pause=None, paused_at=None)
-    if state.phase is not Phase.PAUSED or state.plan is None:
+    plan = state.plan
+    if state.phase is not Phase.PAUSED or plan is None:
         return state, (Persist(), told)
     state = again(replace(state, phase=Phase.RUNNING, detail="training"))
-    plan = state.plan
     reason = f"the run goes on after a pause{by}"
     state, published, records = with_plan(state, plan.stages, reason, now, plan.target)
     commands: tuple[Command, ...] = (Persist(), Publish(published), told, *records)
@@ -102,11 +102,11 @@ def in_words(state: State, now: float, dollars_per_hour: float) -> str:
     elif here > state.origin.step:
         said.append(f"step {here} is in the nodes' memory alone")
     said.append("the nodes stay" + (f", which costs {dollars_per_hour:.2f} $ an hour" if dollars_per_hour else ""))
-    if pause.why and state.paused_at is not None and is_whole(state, here):
+    if come_to(state) and state.paused_at is not None and is_whole(state, here):
         left = max(0.0, state.paused_at + state.settings.keep_after_done - now)
         said[-1] += f"; they are let go in {left / 60.0:.0f} min ([job] keep_after_done)"
     return "; ".join(said)
 
 
-def _paused(state: State, pause: Pause, follows: str) -> Record:
+def _paused(pause: Pause, follows: str) -> Record:
     return Record(kinds.Paused(who=pause.who, why=pause.why), f"{pause}: {follows}")

@@ -91,8 +91,8 @@ class JobSection(Section):
     ] = 3600.0
     budget: Annotated[
         Dollars | None,
-        "dollars that the run may cost, by `culm cost`: at the next commit after that it saves a checkpoint and pauses, "
-        "until `culm resume --budget` gives it more. Every node needs a known price",
+        "dollars that the run may cost, by `culm cost`: with the next commit after that it saves a checkpoint and "
+        "pauses, until `culm resume --budget` gives it more. Every node needs a known price",
     ] = None
     stop_at: Annotated[
         Moment | None,

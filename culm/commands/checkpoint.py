@@ -35,13 +35,13 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     now = actions.add_parser(
         "now",
         help="have a run write one with its next commit, and wait until it is whole",
-        description="Asks the run for a checkpoint of its next commit, or of the present step where it is paused. Waits "
-        "until every file of it is written, and prints its step and URL.",
+        description="Asks the run for a checkpoint of its next commit, or of the present step where it is paused. "
+        "Waits until every file of it is written, and prints its step and URL.",
         epilog="example: culm checkpoint now --coordinator 127.0.0.1:7070",
     )
     flags.add_coordinator(now)
-    what = "how long to wait for it; default: 600"
-    now.add_argument("--timeout", type=flags.seconds, default=600.0, metavar="SECONDS", help=what)
+    patience = "how long to wait for it; default: 600"
+    now.add_argument("--timeout", type=flags.seconds, default=600.0, metavar="SECONDS", help=patience)
     now.add_argument("--json", action="store_true", help="print the result as JSON")
     now.set_defaults(command=_now)
     export = actions.add_parser(

@@ -33,6 +33,7 @@ class Operator:
         self._world = world
         self._random = random.Random(f"operator {world.seed}")
         self._wants = False  # the run to be paused
+        self._written: co.State | None = None  # what Redis was given last, and has not lost
         self.paused = 0  # pauses that were in effect
         self.repaired = 0  # those in which all was looked at
 
@@ -48,17 +49,20 @@ class Operator:
             moment += self._random.choice([0.03, 0.3, 3.0]) * self._random.random()
             self._world.clock.at(moment, self._save)
 
+    def written(self, state: co.State) -> None:
+        """A leader has written this state to Redis."""
+        self._written = state
+
     def committed(self, commit: cmd.Commit) -> None:
         """A leader commits. Raises AssertionError if the run is paused."""
-        document = self._world.redis.document
-        if self._wants and document is not None and document["phase"] == "paused":
-            known = document["era"], document["committed"]
-            replaced = commit.term < document["term"] or commit.era < document["era"]
-            assert replaced, f"step {commit.step} is committed in a pause at {known} (rule 24)"
+        known = self._written
+        if self._wants and known is not None and known.phase is co.Phase.PAUSED:
+            replaced = commit.term < known.term or commit.era < known.era
+            assert replaced, f"step {commit.step} is committed in a pause at step {known.committed} (rule 24)"
 
     def forgot(self) -> None:
         """Redis has lost what it was given: the pause may have gone with it."""
-        self._wants = False
+        self._written = None
 
     # ---- pauses -----------------------------------------------------------------------------------------------------
 
