@@ -4,7 +4,7 @@
 # and how, checkpoints, who was fenced, what operators asked for. All else is learnt anew: a coordinator that takes over
 # hears from every node what it holds, and asks nobody for what it was in the middle of.
 #
-# Invariants (``decide.validate`` checks them after every report):
+# Invariants (``validate`` checks them after every report):
 #
 # - the plan's era is the state's, and no plan is newer than the state's generation;
 # - every holder that the plan names is a node here, with the incarnation that the plan names;

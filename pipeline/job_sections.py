@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from culm.pipeline.errors import JobError
 from culm.pipeline.patience import SHORTEST, USUAL
@@ -42,6 +42,11 @@ def _without_secrets(url: str) -> str:
         raise ValueError(f"{error.what}: {error.mend}") from error
 
 
+def _as_text(moment: object) -> object:
+    """TOML has moments of its own."""
+    return moment.isoformat() if isinstance(moment, datetime) else moment
+
+
 def _moment(text: str) -> str:
     try:
         moment = datetime.fromisoformat(text)
@@ -53,7 +58,7 @@ def _moment(text: str) -> str:
 
 
 Name = Annotated[str, AfterValidator(_named)]
-Moment = Annotated[str, Field(max_length=64), AfterValidator(_moment)]
+Moment = Annotated[str, Field(max_length=64), BeforeValidator(_as_text), AfterValidator(_moment)]
 Place = Annotated[str, Field(min_length=1, max_length=1000)]
 Url = Annotated[str, Field(min_length=1, max_length=2000), AfterValidator(_without_secrets)]
 

@@ -22,6 +22,7 @@ from culm.coordinator.edges.order_stream import OrderStream
 from culm.coordinator.edges.origins import (
     going_on,
     left_behind,
+    newer_in_words,
     numbers_of,
     origin_of,
     refuse_nothing,
@@ -217,6 +218,8 @@ class Leader:
         agreed = resumable(newest, newest.manifest, self.settings)
         origins = [origin_of(found, self.settings.job) for found in whole]
         log.info("going on from the checkpoint %s", newest.url)
+        if newer := newer_in_words(self.settings.job, url):
+            log.warning("%s", newer)
         state = replace(
             self._state,
             committed=newest.step,

@@ -314,8 +314,7 @@ class Cluster:
         return self.random.choice(living) if len(living) > 1 else living[0]
 
     def note_commit(self, command: cmd.Commit) -> None:
-        # On uneven hardware a step that nobody has applied may be computed again otherwise.
-        # The closing step has no loss of its own: it tells the last commit's, which a new leader may not know.
+        # Uneven hardware may compute an unapplied step again otherwise. The closing step tells the last commit's loss.
         loss = command.loss if command.step < self.trained else 0.0
         told = (loss, command.measured, command.evaluated)
         if repr(self.losses.setdefault((command.era, command.step), told)) != repr(told) and not self._uneven:

@@ -96,6 +96,12 @@ class Leader(Protocol):
     def stop(self) -> None: ...
 
 
+class Operator(Protocol):
+    """Who pauses the run, and lets it go on."""
+
+    def written(self, state: co.State) -> None: ...
+
+
 class Faults(Protocol):
     """What can be done to the world."""
 
@@ -107,12 +113,6 @@ class Faults(Protocol):
     def crash_coordinator(self) -> None: ...
     def after_work(self, node: Node, work: Work[Number]) -> None: ...
     def after_layer(self, node: Node) -> None: ...
-
-
-class Operator(Protocol):
-    """Who pauses the run, and lets it go on."""
-
-    def written(self, state: co.State) -> None: ...
 
 
 class Storage(Protocol):

@@ -1,0 +1,122 @@
+"""A pause where it meets something else: the end, a store, an early end of its nodes, a plan on the wire."""
+
+from dataclasses import replace
+
+from culm.coordinator import reports, saving
+from culm.coordinator import state as co
+from culm.coordinator.edges.persistence import from_document, to_document, without_volatile
+from culm.coordinator.requests import Limits, Pausing, SaveAsked, Unpausing
+from culm.pipeline.pause import Pause
+from culm.pipeline.plan_bounds import plan_problem
+from culm.pipeline.plan_codec import plan_from_proto, plan_to_proto
+from tests.scenarios.coordinator_play import CoordinatorPlay
+
+URL = "file:///culm"
+ADA = Pause("ada", 1_000.0)
+
+
+def play(steps: int = 9, url: str = URL) -> CoordinatorPlay:
+    made = CoordinatorPlay(stages=2, nodes=2, steps=steps, checkpoint_url=url)
+    for node in ("n0", "n1"):
+        made.join(node)
+    return made
+
+
+def paused(url: str = URL) -> CoordinatorPlay:
+    made = play(url=url)
+    made.report("a pause", Pausing(ADA))
+    made.ready("n0", "n1")
+    return made
+
+
+def test_a_pause_goes_through_the_store_and_over_the_wire() -> None:
+    state = paused().state
+    state = replace(state, limits=Limits(50.0, 7.0))
+    back = from_document(to_document(state), state.settings, 1, 0.0, state.leader)
+    assert back.pause == ADA
+    assert back.phase is co.Phase.PAUSED
+    assert without_volatile(back).limits == Limits(50.0, 7.0)
+    assert state.plan is not None
+    message = plan_to_proto(state.plan)
+    assert plan_from_proto(message).pause == ADA
+    assert plan_problem(message, 6, 9, 1) == ""
+    message.pause.since = float("nan")
+    assert "when the run was paused" in plan_problem(message, 6, 9, 1)
+
+
+def test_an_older_store_knows_no_pause() -> None:
+    document = to_document(play().state)
+    del document["pause"], document["limits"]
+    back = from_document(document, play().state.settings, 2, 0.0)
+    assert (back.pause, back.limits) == (None, None)
+
+
+def test_the_last_commit_pauses_nothing() -> None:
+    run = play(steps=1)
+    run.report("a pause", Pausing(ADA))
+    run.ready("n0", "n1")
+    assert run.state.phase is co.Phase.DONE
+    assert run.state.pause is None
+
+
+def test_the_first_word_counts() -> None:
+    run = paused()
+    run.report("another one", Pausing(Pause("bob", 2_000.0)))
+    assert run.state.pause == ADA
+
+
+def test_a_pause_is_no_stall() -> None:
+    run = paused()
+    for _ in range(100):
+        run.wait(60.0)
+        run.beat("n0", "n1")
+        run.tick()
+    assert run.state.watch.stalled == ""
+    assert not any("stalled" in line for line in run.lines)
+
+
+def test_nothing_is_committed_in_a_pause_whatever_nodes_say() -> None:
+    run = paused()
+    run.ready("n0", "n1")
+    assert run.state.committed == 1
+    run.report("it goes on", Unpausing("ada"))
+    assert run.state.committed == 2, "all that the commit needs was on record"
+
+
+def test_in_a_pause_the_nodes_are_saving_already() -> None:
+    run = paused()
+    assert saving.step_of(run.state) == 1
+    run.report("a checkpoint", SaveAsked("ada"))
+    assert run.state.saving is not None
+    run.saved(1)
+    assert run.state.saving is None
+    run.report("a checkpoint", SaveAsked("ada"))
+    assert run.state.saving is None, "it is whole"
+
+
+def test_who_lets_it_go_on_too_soon_gets_the_checkpoint_of_the_next_commit() -> None:
+    run = paused()
+    run.report("a checkpoint", SaveAsked("ada"))
+    run.report("it goes on", Unpausing("ada"))
+    assert saving.is_due(run.state)
+    run.ready("n0", "n1")
+    assert run.state.last_commit is not None
+    assert run.state.last_commit.save
+
+
+def test_without_a_place_for_checkpoints_none_is_asked_for() -> None:
+    run = play(url="")
+    run.report("a checkpoint", SaveAsked("ada"))
+    assert run.state.saving is None
+
+
+def test_every_node_that_is_told_to_stop_in_a_pause_stays_for_its_checkpoint() -> None:
+    run = paused()
+    for node in ("n0", "n1"):
+        run.report(f"{node} is told", reports.Draining(node, "it was told to stop", 25.0, told=True))
+    assert run.state.nodes
+    run.saved(1)
+    run.tick()
+    assert not run.state.nodes
+    assert (run.state.phase, run.state.pause) == (co.Phase.WAITING, ADA)
+    assert run.state.origin.step == 1
