@@ -44,8 +44,10 @@ def save_now(stub: CoordinatorStub, seconds: float, tell: Callable[[str], None])
     while True:
         try:
             status = stub.GetStatus(pb.GetStatusRequest(), timeout=5.0)
-            lost = status.phase == "running" and not status.saving
-            if asked != (status.term, status.era) or lost:
+            same = asked == (status.term, status.era)
+            if same and status.checkpoint_folder and status.checkpoint >= step:
+                return Saved(status.checkpoint, status.checkpoint_folder)
+            if not same or (status.phase == "running" and not status.saving):
                 step = stub.SaveCheckpoint(pb.SaveCheckpointRequest(who=who()), timeout=5.0).step
                 asked = (status.term, status.era)
                 status = stub.GetStatus(pb.GetStatusRequest(), timeout=5.0)

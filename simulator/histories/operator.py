@@ -10,12 +10,13 @@
 #
 # - Once it is in Redis that the run is paused no step is committed before the operator lets the run go on. A Redis that
 #   forgets proves nothing, nor does a leader that another one has replaced.
+# - A leader that adopts a plan with a pause is paused.
 # - In a pause that is long enough every stage that can have a hot standby has one, and the version is in a checkpoint.
 
 import random
 
 from culm.coordinator import commands as cmd
-from culm.coordinator import saving
+from culm.coordinator import reports, saving
 from culm.coordinator import state as co
 from culm.coordinator.requests import Pausing, SaveAsked, Unpausing
 from culm.pipeline.pause import Pause
@@ -59,6 +60,13 @@ class Operator:
         if self._wants and known is not None and known.phase is co.Phase.PAUSED:
             replaced = commit.term < known.term or commit.era < known.era
             assert replaced, f"step {commit.step} is committed in a pause at step {known.committed} (rule 24)"
+
+    def heard(self, before: co.State, report: reports.Report, state: co.State) -> None:
+        """A leader has decided on a report. Raises AssertionError if it adopts a plan and not the pause in it."""
+        if not isinstance(report, reports.Available) or report.plan is None or report.plan.pause is None:
+            return
+        adopted = state.plan is not before.plan and state.plan is not None and state.plan.order == report.plan.order
+        assert not adopted or state.rests, f"{report.node} obeys a plan with a pause, which is not adopted (rule 24)"
 
     def forgot(self) -> None:
         """Redis has lost what it was given: the pause may have gone with it."""

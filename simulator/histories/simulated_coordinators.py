@@ -78,6 +78,7 @@ class Leader:
         before = self.state
         self.state, commands = self.world.decide(self.state, report, self.world.clock.now)
         check_coordinator(self.world, self.state)
+        self.world.faults.operator.heard(before, report, self.state)
         if self.state.took_over_at is not None:
             check_takeover(before, commands)
         check_rollback(before, self.state, self.world.storage)

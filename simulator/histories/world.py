@@ -100,6 +100,7 @@ class Operator(Protocol):
     """Who pauses the run, and lets it go on."""
 
     def written(self, state: co.State) -> None: ...
+    def heard(self, before: co.State, report: reports.Report, state: co.State) -> None: ...
 
 
 class Faults(Protocol):

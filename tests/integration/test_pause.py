@@ -4,8 +4,11 @@ import json
 import os
 import signal
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
+import grpc
 import pytest
 
 from culm.__main__ import main
@@ -48,14 +51,22 @@ class Operator:
         self._until(stub, lambda s: "n1" not in [n.id for n in s.nodes] and not any(s.exposure.values()))
         after = stub.GetStatus(pb.GetStatusRequest())
         assert (after.phase, after.step, after.samples_per_second) == ("paused", paused.step, 0.0)
+        os.kill(self._cluster.pids()["coordinator"], signal.SIGKILL)
+        self._until(stub, lambda s: s.term > after.term and {n.state for n in s.nodes} == {"active", "spare"})
+        again = stub.GetStatus(pb.GetStatusRequest())
+        assert (again.phase, again.step, again.pause) == ("paused", paused.step, paused.pause)
         assert self.culm("resume") == 0
         assert self.culm("resume") == 0, "a run that is not paused is left alone"
 
-    def _until(self, stub: CoordinatorStub, is_there: object) -> None:
+    def _until(self, stub: CoordinatorStub, is_there: Callable[[pb.GetStatusResponse], bool]) -> None:
         deadline = time.monotonic() + DEADLINE_SECONDS
-        while not is_there(stub.GetStatus(pb.GetStatusRequest())):  # type: ignore[operator]
-            assert time.monotonic() < deadline
+        while time.monotonic() < deadline:
+            self._cluster.check()  # starts a coordinator again that was killed
+            with suppress(grpc.RpcError):
+                if is_there(stub.GetStatus(pb.GetStatusRequest())):
+                    return
             time.sleep(0.05)
+        raise AssertionError("it has not come to that in time")
 
 
 def test_a_pause_changes_no_bit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
