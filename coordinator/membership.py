@@ -56,8 +56,8 @@ def join(state: State, report: Joined, now: float) -> Decision:
     """A node opens its order stream: a new one, one that comes back, or one that was declared lost (rule 13)."""
     if state.ending.released:
         return state, (Dismiss(report.node, report.incarnation, state.ending.released, goodbye=True),)
-    limit = limits.come_to(state)
-    if limit and state.era and state.phase is Phase.WAITING and not state.nodes:
+    limit = limits.come_to(state) if state.era and state.phase is Phase.WAITING and not state.nodes else ""
+    if limit and not recovering(state):  # else a node may hold what this leader does not know of
         # Its nodes were let go for it (``ending``): they would wait, and cost money.
         why = f"the run is paused, since {limit}: culm resume lets it go on, and nodes that join then take part"
         return state, (Dismiss(report.node, report.incarnation, why, goodbye=True),)

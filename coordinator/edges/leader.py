@@ -32,7 +32,7 @@ from culm.coordinator.edges.origins import (
 )
 from culm.coordinator.edges.persistence import Document, from_document, to_document
 from culm.coordinator.edges.run_status import RunStatus
-from culm.coordinator.edges.spending import SpendingLook
+from culm.coordinator.edges.spending import SpendingLook, refuse_no_time
 from culm.coordinator.edges.store import Store
 from culm.coordinator.edges.translation import addressee, in_turn, order_of, plan_in
 from culm.coordinator.takeover import is_heard
@@ -138,6 +138,7 @@ class Leader:
         grown_before.set()  # followers of the log before look again, and find this one
         found = self._state_of(document, settings, term, number)
         if found is None:
+            refuse_no_time(settings, new=document is None and not above and self.settings.new_run, now=time.time())
             # Of a run that begins now no node or checkpoint can know more than the store, so nothing is waited for.
             begun_before = above > 0 or document is not None or not self.settings.new_run
             self._state = begin(settings, term, number, time.monotonic() if begun_before else None)

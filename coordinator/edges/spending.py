@@ -1,11 +1,19 @@
 """Tells the decisions once a second what the run has cost, where it has a limit."""
 
 from culm.coordinator.edges.event_log import EventLog
-from culm.coordinator.limits import limits_of
+from culm.coordinator.limits import limits_of, moment
 from culm.coordinator.requests import Limits, Spent
-from culm.coordinator.state import Phase, State
+from culm.coordinator.state import Phase, Settings, State
+from culm.pipeline.errors import JobError
 
 LOOK_SECONDS = 1.0
+
+
+def refuse_no_time(settings: Settings, new: bool, now: float) -> None:
+    """Raises JobError where a run that begins now is to stop before that. One that goes on pauses."""
+    stop_at = settings.limits.stop_at
+    if new and stop_at and now >= stop_at:
+        raise JobError(f"{moment(stop_at)} has passed", "job.stop_at", "set it to a later time")
 
 
 class SpendingLook:

@@ -61,7 +61,7 @@ def _left(status: pb.GetStatusResponse, why: str = "") -> Parting:
         return Parting(f"no checkpoint: {_steps(step)} lost{because}{fetch}", step)
     lost = step - status.checkpoint
     saved = f"saved up to step {status.checkpoint}: {status.checkpoint_folder}"
-    return Parting(f"{saved}; {_steps(lost)} since then lost{because}", lost)
+    return Parting(f"{saved}; {_steps(lost)} lost that came after it{because}", lost)
 
 
 def _steps(count: int) -> str:
