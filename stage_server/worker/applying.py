@@ -100,7 +100,7 @@ class Applying(Generic[V]):
             return self._save(whole, last)
         version, told = self._share
         has_begun = at.plan is not None and at.version > at.plan.origin.step  # else there is nothing new to save
-        if not has_begun or (version == at.version and told.issuperset(whole)):
+        if not whole or not has_begun or (version == at.version and told.issuperset(whole)):
             return None
         self._share = (at.version, frozenset(whole))
         return self._save(whole, last)

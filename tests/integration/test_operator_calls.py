@@ -1,6 +1,7 @@
 """What an operator asks over real gRPC, and what is refused in words."""
 
 import time
+from collections.abc import Awaitable
 
 import grpc
 import pytest
@@ -9,7 +10,7 @@ from culm.protos import coordinator_pb2 as pb
 from tests.integration.test_coordinator_service import Cluster, run
 
 
-async def refused(call: "grpc.aio.UnaryUnaryCall[object, object]") -> str:
+async def refused(call: Awaitable[object]) -> str:
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await call
     return error.value.details() or ""

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from tests.simulation.test_grid import history_of_the_grid
 def history_with_an_operator(seed: int, grid: bool = False) -> Cluster:
     """All that goes wrong elsewhere, at the same moments, and an operator beside it."""
     draw = random.Random(f"paused {seed}")
-    asked = {"pauses": draw.choice([1, 1, 2, 3]), "saves": draw.choice([0, 0, 1, 3])}
+    asked: dict[str, Any] = {"pauses": draw.choice([1, 1, 2, 3]), "saves": draw.choice([0, 0, 1, 3])}
     return history_of_the_grid(seed, **asked) if grid else history_of_everything(seed, **asked)
 
 
