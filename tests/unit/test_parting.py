@@ -39,7 +39,7 @@ class Coordinator(CoordinatorServicer):
 
 @pytest.fixture
 def served() -> Iterator[tuple[Coordinator, str]]:
-    coordinator, server = Coordinator(), grpc.server(ThreadPoolExecutor(4))
+    coordinator, server = Coordinator(), grpc.server(ThreadPoolExecutor(4))  # type: ignore[abstract]
     add_CoordinatorServicer_to_server(coordinator, server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
