@@ -153,6 +153,8 @@ def refuse_other_job(written: str, settings: CoordinatorSettings) -> None:
     mend = "set it back, or begin another run with --run NAME"
     refuse_changes(then, settings.job, (), where, "the run", mend)
     if differs := difference(then, settings.job):
+        if differs.startswith(("job.budget", "job.stop_at")):
+            mend = "set it back; culm resume --budget or --stop-at changes it while the run goes on"
         raise JobError(f"{differs} in the run's job", where, mend)
 
 

@@ -1,16 +1,20 @@
 """Histories with an operator, who pauses the run, lets it go on and asks for checkpoints (rule 24)."""
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from culm.coordinator import decide
 from culm.coordinator import state as co
 from culm.coordinator.edges.persistence import Document, to_document
 from culm.pipeline.plan_codec import plan_to_text
 from culm.simulator.histories import simulated_coordinators
-from culm.simulator.histories.simulated_cluster import Cluster
+from culm.simulator.histories.simulated_cluster import Broken, Cluster
+from culm.stage_server.worker.applying import Applying
+from culm.stage_server.worker.position import Position
 from tests.simulation.test_everything import SOAK, history_of_everything
 from tests.simulation.test_grid import history_of_the_grid
 
@@ -54,13 +58,54 @@ def forgets(state: co.State) -> Document:
     return {**to_document(state), "pause": None, "plan": plan, "phase": phase.value}
 
 
+def never_rests(without: pytest.MonkeyPatch) -> None:
+    """Nodes go on with the next step."""
+    without.setattr(Position, "is_paused", property(lambda self: False))
+
+
+def without_repair(without: pytest.MonkeyPatch) -> None:
+    """What was lost stays lost until the run goes on."""
+    keep = decide.keep
+    without.setattr(decide, "keep", lambda s, now: (s, ()) if s.phase is co.Phase.PAUSED else keep(s, now))
+
+
+def without_saving(without: pytest.MonkeyPatch) -> None:
+    """Nodes save what is due, and not the version of the pause."""
+    save = Applying.save_at_rest
+    at_the_end = lambda self, last: save(self, last) if self._at.version >= self._at.end else None  # noqa: E731
+    without.setattr(Applying, "save_at_rest", at_the_end)
+
+
+@pytest.mark.parametrize(("rule", "seed"), [(never_rests, 1), (without_repair, 26), (without_saving, 8)])
+def test_without_a_part_of_it_a_pause_breaks(
+    rule: Callable[[pytest.MonkeyPatch], None], seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as without:
+        rule(without)
+        broken(seed)
+    history_with_an_operator(seed).run()
+
+
 def broken(seed: int) -> None:
     with pytest.raises(AssertionError):
         history_with_an_operator(seed).run()
 
 
 def test_without_its_persistence_a_pause_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every process ends, and what Redis has says nothing of the pause."""
     with monkeypatch.context() as without:
         without.setattr(simulated_coordinators, "to_document", forgets)
-        broken(40)
-    history_with_an_operator(40).run()
+        found = next(seed for seed in range(100) if is_broken(seed))
+    stopped_and_paused(found).run()
+
+
+def stopped_and_paused(seed: int) -> Cluster:
+    return Cluster(seed, stages=2, layers=3, steps=8, disturb=0, stops=2, pauses=2)
+
+
+def is_broken(seed: int) -> bool:
+    try:
+        stopped_and_paused(seed).run()
+    except Broken as error:
+        return "is committed in a pause" in str(error)
+    return False

@@ -119,6 +119,21 @@ def test_a_recorded_log_is_played_at_its_speed_and_again(tmp_path: Path) -> None
     assert recorded.kill("n0") == "this is a recorded run: it has no nodes to preempt"
 
 
+def test_a_recorded_run_shows_its_pause() -> None:
+    replay = Replay()
+    found = []
+    told = [
+        event(1, 0, "paused", 3, who="ada"),
+        plan(2, 1, 3, [[0, 1, ["n0"], []]]),
+        event(3, 2, "unpaused", 3, who="ada"),
+    ]
+    for each in told:
+        replay.take(of_message(each))
+        status = replay.look(START + 3).status
+        found.append((status.phase, status.pause.who))
+    assert found == [("paused", "ada"), ("paused", "ada"), ("running", "")], "nodes are repaired in a pause, by plans"
+
+
 def test_the_ring_tells_everything_in_words_too() -> None:
     replay = Replay()
     for each in a_run_with_a_lost_node():
