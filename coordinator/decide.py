@@ -309,7 +309,7 @@ _HANDLERS: Mapping[type, Callable[..., Decision]] = {
     Heartbeat: lambda s, e, n: heartbeats.heard(s, Heard(((n, e),))),
     Heard: lambda s, e, n: heartbeats.heard(s, e),
     Priced: lambda s, e, n: _priced(s, e),
-    Spent: lambda s, e, n: chain(pausing.spent(s, e, n), n),
+    Spent: lambda s, e, n: chain(pausing.spent(s, e), n),
     Ready: _ready,
     CaughtUp: _caught_up,
     Read: lambda s, e, n: bookmarks.read(s, e),

@@ -37,7 +37,7 @@ def ask(state: State, report: Pausing) -> Decision:
     return state, (Persist(), _paused(report.pause, "no step is begun"))
 
 
-def spent(state: State, report: Spent, now: float) -> Decision:
+def spent(state: State, report: Spent) -> Decision:
     """Whether the run has come to a limit, which pauses it."""
     state, told = noted(state, report)
     why = reached(limits_of(state), report.dollars, report.at)
@@ -54,8 +54,9 @@ def take_effect(state: State, now: float) -> Decision:
     # Who had caught up for a commit has not shown yet that it has applied this one, as after the last commit.
     state = replace(state, phase=Phase.PAUSED, detail=str(pause), following={}, paused_at=now)
     saves = state.settings.checkpoint_url and state.committed > state.origin.step
-    what = f"step {state.committed} is saved" if saves else "the nodes keep what they hold"
-    return state, (_paused(pause, f"no step is begun after {state.committed}, and {what}"),)
+    what = "the nodes save that version" if saves else "the nodes keep what they hold"
+    steps = "1 step is" if state.committed == 1 else f"{state.committed} steps are"
+    return state, (_paused(pause, f"{steps} committed, and no other is begun; {what}"),)
 
 
 def go_on(state: State, report: Unpausing, now: float) -> Decision:

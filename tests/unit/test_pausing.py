@@ -7,6 +7,7 @@ from culm.coordinator import state as co
 from culm.coordinator.edges.persistence import from_document, to_document, without_volatile
 from culm.coordinator.requests import Limits, Pausing, SaveAsked, Saving, Unpausing
 from culm.pipeline.pause import Pause
+from culm.pipeline.plan import StagePlan, Standby
 from culm.pipeline.plan_bounds import plan_problem
 from culm.pipeline.plan_codec import plan_from_proto, plan_to_proto
 from tests.scenarios.coordinator_play import CoordinatorPlay
@@ -120,3 +121,23 @@ def test_every_node_that_is_told_to_stop_in_a_pause_stays_for_its_checkpoint() -
     assert not run.state.nodes
     assert (run.state.phase, run.state.pause) == (co.Phase.WAITING, ADA)
     assert run.state.origin.step == 1
+
+
+def test_stages_to_be_stay_in_a_pause_until_a_node_that_they_need_goes() -> None:
+    """Its goodbye left them with a node that was gone."""
+    run = CoordinatorPlay(stages=2, nodes=3, steps=9)
+    for node in ("n0", "n1", "n2"):
+        run.join(node)
+    run.report("a pause", Pausing(ADA))
+    run.ready("n0", "n1")
+    assert run.state.plan is not None
+    target = (StagePlan(0, 6, ("n1",), (Standby("n2", hot=False),)),)
+    run.state = replace(run.state, plan=replace(run.state.plan, target=target))
+    run.tick()
+    assert run.state.plan is not None
+    assert run.state.plan.target == target
+    run.report("n1 is given notice", reports.Draining("n1", "its machine is to go", 120.0))
+    assert run.state.plan is not None
+    assert run.state.plan.target == ()
+    run.caught_up()
+    assert "n1" not in run.state.nodes
