@@ -55,10 +55,9 @@ class OperatorCalls:
         if recovering(self._leader.state):
             await context.abort(Code.UNAVAILABLE, JUST_TAKEN_OVER)
         state = self._leader.state
-        if state.phase is Phase.WAITING and not state.committed:
-            await context.abort(
-                Code.FAILED_PRECONDITION, "the run waits for nodes, and has trained nothing to be saved"
-            )
+        if not saving.step_of(state):
+            what = f"no step is trained yet, so there is nothing to be saved: the run is {state.phase.value}"
+            await context.abort(Code.FAILED_PRECONDITION, what)
         if state.phase is Phase.FAILED:
             await context.abort(Code.FAILED_PRECONDITION, f"the run has failed: {state.detail}")
         self._leader.take(SaveAsked(_who(request.who, context)))

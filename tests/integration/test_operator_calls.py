@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Awaitable
+from dataclasses import replace
 
 import grpc
 import pytest
@@ -33,6 +34,19 @@ def test_a_run_that_waits_is_paused_and_let_go_on() -> None:
         assert (await running.until(lambda s: s.phase == "running")).pause == pb.Pause()
         kinds = [event.kind for event in await running.events()]
         assert kinds.index("paused") < kinds.index("unpaused")
+
+    run(scenario)
+
+
+def test_a_run_that_pauses_before_its_first_step_has_nothing_to_save() -> None:
+    async def scenario(running: Cluster) -> None:
+        settings = replace(running.leader.state.settings, checkpoint_url="file:///culm")
+        running.leader._state = replace(running.leader.state, settings=settings)
+        await running.stub.Pause(pb.PauseRequest(who="ada@laptop"))
+        await running.pair()
+        await running.until(lambda s: s.phase == "paused")
+        save = running.stub.SaveCheckpoint(pb.SaveCheckpointRequest(who="ada"))
+        assert "no step is trained yet, so there is nothing to be saved: the run is paused" in await refused(save)
 
     run(scenario)
 
