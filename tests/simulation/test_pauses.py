@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from culm.coordinator import decide
+from culm.coordinator import commits, decide
 from culm.coordinator import state as co
 from culm.coordinator.edges.persistence import Document, to_document
 from culm.pipeline.plan_codec import plan_to_text
@@ -65,7 +65,7 @@ def never_rests(without: pytest.MonkeyPatch) -> None:
 
 def without_repair(without: pytest.MonkeyPatch) -> None:
     """What was lost stays lost until the run goes on."""
-    keep = decide.keep
+    keep = commits.keep
     without.setattr(decide, "keep", lambda s, now: (s, ()) if s.phase is co.Phase.PAUSED else keep(s, now))
 
 

@@ -133,11 +133,14 @@ def test_stages_to_be_stay_in_a_pause_until_a_node_that_they_need_goes() -> None
     assert run.state.plan is not None
     target = (StagePlan(0, 6, ("n1",), (Standby("n2", hot=False),)),)
     run.state = replace(run.state, plan=replace(run.state.plan, target=target))
-    run.tick()
-    assert run.state.plan is not None
-    assert run.state.plan.target == target
-    run.report("n1 is given notice", reports.Draining("n1", "its machine is to go", 120.0))
-    assert run.state.plan is not None
-    assert run.state.plan.target == ()
+    targets = []
+    for words, report in (
+        ("time passes", reports.Tick()),
+        ("n1 is given notice", reports.Draining("n1", "its machine is to go", 120.0)),
+    ):
+        run.report(words, report)
+        plan = run.state.plan
+        targets.append(plan.target if plan is not None else None)
+    assert targets == [target, ()]
     run.caught_up()
     assert "n1" not in run.state.nodes
