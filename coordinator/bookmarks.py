@@ -21,7 +21,7 @@ KEPT = 4  # steps: that under way, the next, which a node may read ahead, and tw
 def read(state: State, report: Read) -> Decision:
     """The first word on a step counts; another one that differs ends the run."""
     node, told = state.nodes.get(report.node), report.bookmark
-    if node is None or node.incarnation != report.incarnation or state.phase is not Phase.RUNNING:
+    if node is None or node.incarnation != report.incarnation or state.phase not in (Phase.RUNNING, Phase.PAUSED):
         return state, ()
     known = state.bookmarks.get(told.version)
     if known is None:

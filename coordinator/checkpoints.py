@@ -20,7 +20,7 @@
 
 from dataclasses import replace
 
-from culm.coordinator import stopping_early
+from culm.coordinator import saving, stopping_early
 from culm.coordinator.best import best_checkpoint, noted, written
 from culm.coordinator.commands import Command, Examine, Persist, Record, Retain, WriteManifest
 from culm.coordinator.decisions import Decision
@@ -97,7 +97,7 @@ def checkpointed(state: State, report: Checkpointed) -> Decision:
         else state.storage,
     )
     text = f"the checkpoint of step {new.step} is whole: {new.folder}"
-    state = noted(state, {})
+    state = saving.made(noted(state, {}))
     told: tuple[Command, ...] = (
         Record(kinds.Checkpointed(step=new.step, folder=new.folder), text),
         *written(state, new.step),

@@ -23,7 +23,9 @@ from culm.coordinator import (
     failures,
     links,
     membership,
+    pausing,
     redundancy,
+    saving,
     settling,
     stopping_early,
     takeover,
@@ -153,10 +155,16 @@ def commit_if_ready(state: State, now: float) -> Decision:
             stages, target, why = target, (), f"{len(target)} stages take the place of {len(plan.stages)}"
             state = replace(state, changed_at=now)
         state, chosen, pays = redundancy.reviewed(state, plan, now)
+    pauses = ""
+    if state.pause is not None and state.committed < state.end:
+        pauses = str(state.pause)
+        state, paused = pausing.take_effect(state, now)
+        ended.extend(paused)
     # Most commits change nothing of who holds what. A plan with each would make every node derive its program anew.
-    # One with the last commit of a run that ends early: no node knows by itself that no step follows.
-    if stages != plan.stages or target != plan.target or pays or stop is not None:
-        reason = reason_of([*reasons, *filter(None, [why, pays])])
+    # One with the last commit of a run that ends early, and where it pauses: no node knows by itself that no step
+    # follows.
+    if stages != plan.stages or target != plan.target or pays or stop is not None or pauses:
+        reason = reason_of([*reasons, *filter(None, [why, pays, pauses])])
         state, next_plan, planned = with_plan(state, stages, reason, now, target, chosen)
         records.extend(planned)
     state, farewell = draining.let_go(state, released)
@@ -164,9 +172,10 @@ def commit_if_ready(state: State, now: float) -> Decision:
     if state.committed >= state.end:
         state = done(state, now)
     # A last checkpoint is asked for once, by the first commit after every node was told to go.
-    saves = state.stopping is not None and state.stopping.step is None
-    if state.stopping is not None and saves:
+    saves = saving.is_due(state) or (state.stopping is not None and state.stopping.step is None)
+    if state.stopping is not None and state.stopping.step is None:
         state = replace(state, stopping=replace(state.stopping, step=min(state.committed, state.steps)))
+    state = saving.asked_for(state)
     commit = Commit(
         term=state.term,
         era=state.era,
@@ -198,8 +207,9 @@ def _without_what_is_written_over(state: State) -> State:
         step = stop.step
         if (every and step % every == 0) or step == state.origin.step:
             return state  # it is of this run's own bits: it was written when this step came, or read
+    # Beside its turn it is saved where every node is to go, where somebody asked for it, and where the run pauses.
     is_last = step >= state.steps or (state.stopping is not None and state.stopping.step is None)
-    if not is_last and (not every or step % every):
+    if not (is_last or saving.is_due(state) or state.pause is not None) and (not every or step % every):
         return state
     left = tuple(c for c in state.checkpoints if c.folder != folder_of(state.settings.checkpoint_url, step))
     if left == state.checkpoints:
@@ -215,13 +225,13 @@ def _stopped(state: State, fault: str) -> Decision:
 
 
 def keep(state: State, now: float) -> Decision:
-    """After the last commit: what a commit would change of who holds what (rule 17).
+    """After the last commit, and in a pause: what a commit would change of who holds what (rules 17 and 24).
 
     Nothing is in flight then, so every moment is a commit's boundary. A seeded copy is hot once its node has reported,
     under the present plan, that it is at the last version.
     """
     plan = state.plan
-    if plan is None or state.phase is not Phase.DONE or takeover.recovering(state):
+    if plan is None or not state.rests or takeover.recovering(state):
         return state, ()
     nothing: frozenset[int] = frozenset()
     seeded = {
@@ -232,9 +242,11 @@ def keep(state: State, now: float) -> Decision:
     }
     stages, reasons, released = _rearranged(state, plan, seeded, now)
     commands: list[Command] = []
-    if stages != plan.stages or plan.target:
-        reason = reason_of(reasons or ["the run is done: the new cut that was being prepared is given up"])
-        state, kept, records = with_plan(state, stages, reason, now)
+    target = plan.target if state.phase is Phase.PAUSED and _target_stays(state, plan) else ()
+    if stages != plan.stages or plan.target != target:
+        given_up = "the run is done: the new cut that was being prepared is given up"
+        reason = reason_of(reasons or [TARGET_LOST if state.phase is Phase.PAUSED else given_up])
+        state, kept, records = with_plan(state, stages, reason, now, target)
         commands += [Persist(), Publish(kept), *records]
     state, farewell = draining.let_go(state, released)
     return state, (*commands, *farewell)
@@ -283,13 +295,17 @@ def complete(target: Stages, facts: Layers, plan: Plan) -> bool:
     )
 
 
+def _target_stays(state: State, plan: Plan) -> bool:
+    """Whether every node that the stages to be need is there, and does not go."""
+    there = {(n, state.nodes[n].incarnation) for n in membership.usable(state)}
+    return all((n, plan.members[n].incarnation) in there for s in plan.target for n in s.holders())
+
+
 def _target(state: State, plan: Plan, stages: Stages, facts: Layers, now: float) -> tuple[Stages, str]:
     """The stages to prepare from now on: those under way as long as their nodes stay, else new ones that pay."""
     usable = membership.usable(state)
     if plan.target:
-        there = {(n, state.nodes[n].incarnation) for n in usable}
-        stay = all((n, plan.members[n].incarnation) in there for s in plan.target for n in s.holders())
-        return (plan.target, "") if stay else ((), TARGET_LOST)
+        return (plan.target, "") if _target_stays(state, plan) else ((), TARGET_LOST)
     # One thing at a time: while copies are seeded, or a node hands over, a new cut would compete for the same link.
     settings = state.settings
     busy = any(not b.hot for s in stages for b in s.standbys) or any(n.draining for n in state.nodes.values())

@@ -9,7 +9,7 @@ Pure: no I/O, clock, randomness or lock. Commands are to be carried out in order
 #     too many deaths at one piece of work?              blame.judged: the run fails (rule 16)
 #     the run is over, or everybody is to go?            ending.look: nodes are let go
 #     no plan, and enough nodes?                         begin_era
-#     every step is committed?                           commits.keep: copies are repaired as before (rule 17)
+#     every step is committed, or the run is paused?     commits.keep: copies are repaired as before (rule 17)
 #     a node went that the stages to be need?            decisions.without_lost_target
 #     all holders of the running step are on record?     commits.commit_if_ready, with what changes then
 #
@@ -24,6 +24,8 @@ Pure: no I/O, clock, randomness or lock. Commands are to be carried out in order
 #     WAITING --enough nodes are available--> RUNNING --the last commit--> DONE
 #        ^                                       |                          |
 #        +---- a stage has no copy left: a new era, from a checkpoint -----+
+#
+# RUNNING and PAUSED take turns (``pausing``). An era that begins in a pause begins PAUSED.
 #
 # FAILED is reached from everywhere, by the job's own fault, or where a resumed run has no checkpoint left to go back
 # to. Only a coordinator that starts again leaves it.
@@ -45,7 +47,9 @@ from culm.coordinator import (
     failures,
     heartbeats,
     membership,
+    pausing,
     rolling_back,
+    saving,
     takeover,
     watchdog,
 )
@@ -82,7 +86,9 @@ from culm.coordinator.reports import (
     Unread,
     Warned,
 )
+from culm.coordinator.requests import Pausing, SaveAsked, Spent, Unpausing
 from culm.coordinator.state import Layers, Phase, Search, Settings, State, Storage
+from culm.coordinator.validate import validate as validate
 from culm.pipeline.money import kinds
 
 
@@ -176,7 +182,8 @@ def _built(state: State, report: Built, now: float) -> Decision:
     state, commands = membership.lose(state, {report.node: why}, now)
     # First: the node ends with its reason, where one that is merely lost joins anew.
     gone = (Dismiss(report.node, report.incarnation, why), Record(kinds.Dismissed(node=report.node), why))
-    begun = state.phase is Phase.RUNNING and state.committed == state.origin.step and not takeover.recovering(state)
+    begins = state.phase in (Phase.RUNNING, Phase.PAUSED) and state.committed == state.origin.step
+    begun = begins and not takeover.recovering(state)
     if begun:
         # Nobody knows which of the two is right. Were the first one's word kept, a node with wrong files would have all
         # others dismissed, one after the other.
@@ -223,7 +230,7 @@ def _caught_up(state: State, report: CaughtUp, now: float) -> Decision:
     if node is None or node.incarnation != report.incarnation or report.era != state.era or state.plan is None:
         return state, ()
     layers = range(report.first_layer, report.end_layer)
-    if state.phase is Phase.DONE:
+    if state.rests:
         # No commit will show that it still holds: it counts for the last version and the present plan alone. A report
         # under the plan before may be of a copy that the node has given up since (rule 17).
         if (report.version, report.order) != (state.committed, (state.term, state.generation)):
@@ -302,6 +309,7 @@ _HANDLERS: Mapping[type, Callable[..., Decision]] = {
     Heartbeat: lambda s, e, n: heartbeats.heard(s, Heard(((n, e),))),
     Heard: lambda s, e, n: heartbeats.heard(s, e),
     Priced: lambda s, e, n: _priced(s, e),
+    Spent: lambda s, e, n: chain(pausing.spent(s, e), n),
     Ready: _ready,
     CaughtUp: _caught_up,
     Read: lambda s, e, n: bookmarks.read(s, e),
@@ -310,6 +318,9 @@ _HANDLERS: Mapping[type, Callable[..., Decision]] = {
     StreamBroken: _stream_broken,
     Left: _left,
     Fetched: lambda s, e, n: ending.fetched(s, e),
+    Pausing: lambda s, e, n: pausing.ask(s, e),
+    Unpausing: lambda s, e, n: chain(pausing.go_on(s, e, n), n),
+    SaveAsked: lambda s, e, n: saving.ask(s, e),
     Draining: lambda s, e, n: chain(draining.drain(s, e, n), n),
     Warned: lambda s, e, n: draining.warn(s, e),
     Saved: lambda s, e, n: checkpoints.saved(s, e),
@@ -338,50 +349,6 @@ def chain(decision: Decision, now: float) -> Decision:
         state, more = keep(state, now)
     else:
         state, given_up = without_lost_target(state, now) if not takeover.recovering(state) else (state, ())
-        state, more = commit_if_ready(state, now)
+        state, more = keep(state, now) if state.rests else commit_if_ready(state, now)
         more = (*given_up, *more)
     return state, (*commands, *looked, *more)
-
-
-def validate(state: State) -> None:
-    """Raises AssertionError, in words, if the state breaks an invariant. Run after every report in tests."""
-    plan = state.plan
-    assert len(state.layer_seconds) in (0, len(state.layer_costs)), "a cut goes by the times of all layers, or of none"
-    assert len(state.layer_bytes) in (0, len(state.layer_costs)), "memory is asked for all layers, or for none"
-    assert 0 <= state.committed <= state.end, f"{state.committed} steps committed of {state.end}"
-    last = state.last_commit
-    assert last is None or last.step < state.committed, f"{last} is on record, {state.committed} steps count (rule 8)"
-    strangers = set(state.facts) - set(state.nodes)
-    assert not strangers, f"facts of {strangers} count, who are gone (rule 6)"
-    assert not {(n.node, n.incarnation) for n in state.nodes.values()} & state.fenced, (
-        "a fenced incarnation is a member"
-    )
-    over = bool(state.ending.released)
-    assert not over or (plan is None and state.phase is Phase.DONE), f"released, but {state.phase.value} with a plan"
-    assert plan is not None or over or state.phase in (Phase.WAITING, Phase.FAILED), (
-        f"no plan while {state.phase.value}"
-    )
-    if plan is None:
-        return
-    assert plan.era == state.era, f"the plan is of era {plan.era}, the state of {state.era}"
-    assert plan.origin == state.origin, f"the plan is by {plan.origin}, the era by {state.origin} (rule 14)"
-    assert plan.early_stop == state.ending.early_stop, f"{plan.early_stop} in the plan, {state.ending.early_stop} known"
-    assert plan.generation == state.generation or plan.order < (state.term, state.generation), (
-        f"the plan is {plan.order}, of a state that made no more than ({state.term}, {state.generation})"
-    )
-    assert [r for s in plan.stages for r in s.layers] == list(range(plan.stages[-1].end_layer)), "layers in order, once"
-    gone = [n for stage in plan.target for n in stage.holders() if n not in state.nodes]
-    assert not gone, f"the stages to be are for {gone}, who are lost (rule 20)"
-    for s, stage in enumerate(plan.stages):
-        holders = [*dict.fromkeys(stage.owners), *(b.node for b in stage.standbys)]
-        assert len(set(holders)) == len(holders), f"stage {s} names a holder twice: {holders}"
-        for node in holders:
-            assert node in plan.members, f"{node} holds stage {s} but is no member"
-            assert node in state.nodes, f"stage {s} is with {node}, which is lost"
-            assert plan.members[node].incarnation == state.nodes[node].incarnation, f"{node} is another incarnation now"
-        reducers = stage.bucket_count if len(stage.distinct_owners) > 1 else 0
-        named = stage.buckets.reducers
-        assert len(named) == reducers, f"stage {s} has {len(named)} reducers of {reducers} (rule 20)"
-        assert set(named) <= set(stage.owners), f"stage {s} has reducers that do not own it (rule 20)"
-        exposed = state.settings.redundancy and len(stage.required()) < 2
-        assert exposed == (s in state.exposed_since), f"stage {s}: exposure is not on record"

@@ -104,6 +104,7 @@ def with_plan(
         redundancy=redundancy,
         leader=state.leader,
         early_stop=state.ending.early_stop,
+        pause=state.pause if state.phase is Phase.PAUSED else None,
     )
     exposed = plan.exposed() if state.settings.redundancy else ()
     since = {s: state.exposed_since.get(s, now) for s in exposed}
@@ -149,6 +150,7 @@ def done(state: State, now: float) -> State:
         return state
     ending = replace(state.ending, done_at=now)
     detail = stopping_early.over_in_words(state)
+    state = replace(state, pause=None, paused_at=None, saving=None)
     return replace(state, phase=Phase.DONE, detail=detail, following={}, facts={}, ending=ending)
 
 

@@ -22,7 +22,7 @@
 
 from dataclasses import replace
 
-from culm.coordinator import draining, stopping_early
+from culm.coordinator import draining, limits, saving, stopping_early
 from culm.coordinator.commands import Command, Persist, Record
 from culm.coordinator.decisions import Decision
 from culm.coordinator.reports import Fetched
@@ -65,6 +65,8 @@ def look(state: State, now: float) -> Decision:
         return _everyone_stops(state, now)
     # A node has joined: the others hand over to it after all.
     state = replace(state, stopping=None) if state.stopping is not None else state
+    if state.phase is Phase.PAUSED:
+        return _at_a_limit(state, now)
     if state.phase is not Phase.DONE or state.plan is None:
         return state, ()
     if state.ending.done_at is None:  # this coordinator has just taken over
@@ -78,6 +80,33 @@ def look(state: State, now: float) -> Decision:
         why = f"nobody fetched the weights within {state.settings.keep_after_done:.0f} s after the run was done"
         return release(state, f"{why} ([job] keep_after_done); {_left_of(state)}")
     return state, ()
+
+
+def _at_a_limit(state: State, now: float) -> Decision:
+    """Lets the nodes of a run go that has come to a limit, some time after its checkpoint is whole: they cost money.
+
+    The run then waits in that checkpoint for nodes, and for somebody who lets it go on.
+    """
+    limit = limits.come_to(state)
+    if not limit or state.took_over_at is not None:
+        return state, ()
+    if state.paused_at is None:  # this coordinator has just taken over
+        return replace(state, paused_at=now), ()
+    if not (is_safe(state) and now - state.paused_at >= state.settings.keep_after_done):
+        return state, ()
+    commands: list[Command] = []
+    for name in state.nodes:
+        why = f"the run is paused, since {limit}, and its checkpoint is whole"
+        state, farewell = draining.farewell(state, name, why)
+        commands.extend(farewell)
+    why = f"the run is paused, since {limit}, and its nodes were let go ([job] keep_after_done)"
+    state, rolled_back = roll_back(state, why)
+    return state, (*commands, *rolled_back)
+
+
+def is_safe(state: State) -> bool:
+    """Whether what the run has come to is in a checkpoint, or is what it began from."""
+    return state.committed == state.origin.step or saving.is_whole(state, min(state.committed, state.steps))
 
 
 def release(state: State, why: str) -> Decision:
@@ -148,16 +177,20 @@ def _everyone_stops(state: State, now: float) -> Decision:
 
     Where machines are to go, or an operator drains every node, they work on: another node may join in time.
     """
-    done = state.phase is Phase.DONE  # then the nodes are writing the last checkpoint already
-    saves = (done and not is_saved(state)) or state.phase is Phase.RUNNING
+    done = state.phase is Phase.DONE
+    # Then the nodes are writing the checkpoint already.
+    written = done or (state.phase is Phase.PAUSED and state.committed > state.origin.step)
+    here = min(state.committed, state.steps)
+    saves = (written and not saving.is_whole(state, here)) or state.phase is Phase.RUNNING
     saves = saves and not state.ending.fetched and state.plan is not None and bool(state.settings.checkpoint_url)
     told = all(node.told for node in state.nodes.values())
     # A leader that is still hearing from nodes commits nothing: there will be no last checkpoint by it.
     if told and (not saves or state.took_over_at is not None):
         return _everyone_goes(state)
     if state.stopping is None and saves:
-        what = "they stay for the checkpoint of the last step" if done else "the next commit asks for a last checkpoint"
-        stopping = Stopping(now, state.steps if done else None)
+        last = "the last step" if done else f"step {here}"
+        what = f"they stay for the checkpoint of {last}" if written else "the next commit asks for a last checkpoint"
+        stopping = Stopping(now, here if written else None)
         return replace(state, stopping=stopping), (Record(kinds.Stopping(), f"every node is to go: {what}"),)
     if state.stopping is None or not told:
         return state, ()

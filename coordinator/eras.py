@@ -21,7 +21,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from culm.coordinator import cutting, draining, rolling_back, takeover, waiting
+from culm.coordinator import cutting, draining, limits, rolling_back, takeover, waiting
 from culm.coordinator.commands import Persist, Publish, Record
 from culm.coordinator.copies import at_the_start
 from culm.coordinator.crossing import in_words
@@ -55,6 +55,8 @@ def begin_era(state: State, now: float) -> Decision:
     if state.committed != state.origin.step:
         lost = f"no node is left that holds step {state.committed}, which the run had come to when it failed"
         return rolling_back.roll_back(state, lost)
+    if why := limits.why_not_begun(state):
+        return waiting.wait(state, waiting.PRICES, why)
     settings = state.settings
     # Who is to go has nothing left to hand over: it held its part until the era ended.
     state, gone = draining.let_go(state, sorted(n.node for n in state.nodes.values() if n.draining))
@@ -87,9 +89,12 @@ def begin_era(state: State, now: float) -> Decision:
     cut = cutting.in_words(state, stages)
     crossing = in_words(stages, zones, sizes_of(state), prices_of(state))
     reason = reason_of([reason, *filter(None, [cut, more_copies, crossing, without])])
-    state, plan, records = with_plan(state, stages, reason, now)
+    pause = state.pause  # the era begins where the run is paused: nodes take their parts, and begin no step
+    state = replace(state, phase=Phase.RUNNING if pause is None else Phase.PAUSED)
+    state, plan, records = with_plan(state, stages, reason_of([reason, *([str(pause)] if pause else [])]), now)
+    training = "training" if pause is None else str(pause)
     reading = f"the nodes read {state.origin}"
-    state = replace(state, phase=Phase.RUNNING, detail=reading if state.origin.folder else "training", waits={})
+    state = replace(state, detail=reading if state.origin.folder else training, waits={}, paused_at=now)
     if state.committed >= settings.end:  # nothing is left to be trained: the holders read the final weights
         state = done(state, now)
         text = f"all {settings.steps} steps were committed before: the nodes read the final weights in {state.origin}"

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 from culm.coordinator.placement import promote
 from culm.coordinator.reports import PeerLost
-from culm.coordinator.state import Missed, Parted, Phase, Settings, State
+from culm.coordinator.state import Missed, Parted, Settings, State
 from culm.pipeline.plan import Plan
 from culm.pipeline.text import natural_order
 
@@ -114,11 +114,11 @@ def judge(state: State, now: float) -> Verdict | None:
 
 
 def _that_matter(state: State, links: Mapping[tuple[str, str], float]) -> Mapping[tuple[str, str], float]:
-    """After the last commit a link holds up only seeding: who cannot be seeded goes if another node can take its place.
+    """While no step runs a link holds up only seeding: who cannot be seeded goes if another node can take its place.
 
     No copy goes for it then, and nobody who is the only one to hold a stage: the weights are on the nodes alone.
     """
-    if state.phase is not Phase.DONE or state.plan is None:
+    if not state.rests or state.plan is None:
         return links
     late = {frozenset(ends) for ends in _replaceable(state, state.plan) if not price(state, ends[1])[0]}
     return {ends: seconds for ends, seconds in links.items() if frozenset(ends) in late}
@@ -138,11 +138,11 @@ def _replaceable(state: State, plan: Plan) -> list[tuple[str, str]]:
 
 
 def unseeded(state: State, now: float) -> tuple[str, str] | None:
-    """After the last commit: (owner, standby) of which neither may go, though the one cannot seed the other.
+    """While no step runs: (owner, standby) of which neither may go, though the one cannot seed the other.
 
     Both hold a stage alone, so none of the two is lost for their link: the standby's place is another node's.
     """
-    if state.phase is not Phase.DONE or state.plan is None:
+    if not state.rests or state.plan is None:
         return None
     links = broken(state, now)
     for owner, standby in _replaceable(state, state.plan):

@@ -29,7 +29,7 @@
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, replace
 
-from culm.coordinator import agreement, copies, links, waiting
+from culm.coordinator import agreement, copies, limits, links, saving, waiting
 from culm.coordinator.commands import Command, Dismiss, Persist, Publish, Record
 from culm.coordinator.decisions import Decision, budget_of, reason_of, with_plan, zones_of
 from culm.coordinator.detection import of_no_use
@@ -56,6 +56,11 @@ def join(state: State, report: Joined, now: float) -> Decision:
     """A node opens its order stream: a new one, one that comes back, or one that was declared lost (rule 13)."""
     if state.ending.released:
         return state, (Dismiss(report.node, report.incarnation, state.ending.released, goodbye=True),)
+    limit = limits.come_to(state) if state.era and state.phase is Phase.WAITING and not state.nodes else ""
+    if limit and not recovering(state):  # else a node may hold what this leader does not know of
+        # Its nodes were let go for it (``ending``): they would wait, and cost money.
+        why = f"the run is paused, since {limit}: culm resume lets it go on, and nodes that join then take part"
+        return state, (Dismiss(report.node, report.incarnation, why, goodbye=True),)
     if is_fenced(state, report.node, report.incarnation):
         why = f"{report.node} was declared lost or has left: its process has to join anew, without state"
         return state, (Dismiss(report.node, report.incarnation, why, join_anew=True),)
@@ -310,6 +315,7 @@ def lose(state: State, lost: Mapping[str, str], now: float, by_choice: bool = Fa
         changed_at=now,
         lost_at=(*state.lost_at, *(now for _ in gone))[-LOST_REMEMBERED:],
     )
+    state = saving.again(state)
     state, more_copies = copies.after_losses(state, len(state.nodes) + len(gone), now)
     commands: list[Command] = []
     for node in gone.values():

@@ -24,6 +24,7 @@ from typing import Any
 from culm.coordinator.state import State
 from culm.pipeline import tally
 from culm.pipeline.plan_bounds import (
+    LATEST,
     LONGEST_PLACE,
     MOST_GENERATION,
     MOST_INCARNATION,
@@ -48,6 +49,7 @@ MOST_COUNT = 1 << 53  # of anything: what a float still counts one by one
 MOST_GENERATIONS_MISSED = 1 << 32  # plans that a leader has not heard of: a new one each millisecond for 50 days
 MOST_FILES = 8  # of a layer in a checkpoint; today there are two
 MOST_PARTS = 16  # of a node's identity; today there are eight, and a later version may tell more
+MOST_DOLLARS = 1e12
 LONGEST_WORD = 256  # characters of a name, a hash or an instruction: they are kept for every node
 LONGEST_OUTLINE = 1 << 20  # characters, of a layer with some ten thousand tensors
 HEX = "0123456789abcdef"
@@ -336,6 +338,20 @@ _CHECKS: Mapping[str, Callable[[State, Any], str]] = {
 def drain_problem(request: pb.DrainRequest) -> str:
     """Of what an operator asks."""
     return name_problem("the node", request.node) or text_problem("why", request.why, LONGEST_PLACE)
+
+
+def who_problem(who: str) -> str:
+    """Of whoever asks for something."""
+    return text_problem("who asks", who, LONGEST_WORD)
+
+
+def resume_problem(request: pb.ResumeRequest) -> str:
+    """Of what an operator asks."""
+    return (
+        who_problem(request.who)
+        or number_problem("the budget", request.budget, MOST_DOLLARS)
+        or number_problem("the time to stop at", request.stop_at, LATEST)
+    )
 
 
 def kill_problem(request: pb.KillRequest) -> str:

@@ -1,8 +1,8 @@
 """What the coordinator is told: by nodes, operators, its clock, its store and its storage. Plain frozen data."""
 
-# Most reports are a node's word. An operator's are Fetched and, beside nodes' own, Draining; Condemned is a demo's or a
-# test's. StreamBroken, Checkpointed, Examined, CheckpointsFound, Priced and Tick come from the coordinator's own edges,
-# as a CheckpointFault may.
+# Most reports are a node's word. An operator's are Fetched, Pausing, Unpausing, SaveAsked and, beside nodes' own,
+# Draining; Condemned is a demo's or a test's. StreamBroken, Checkpointed, Examined, CheckpointsFound, Priced, Spent and
+# Tick come from the coordinator's own edges, as a CheckpointFault may.
 #
 # Reports of one node come in the order in which it sent them, as long as its stream stands. So it is Joined before all
 # else, and Built before any Ready over the same layers. When a stream breaks the newest reports may be lost: a node
@@ -17,6 +17,7 @@ from enum import StrEnum
 
 from culm.coordinator.failures import Work
 from culm.coordinator.node_prices import NodePrice
+from culm.coordinator.requests import Pausing, SaveAsked, Spent, Unpausing
 from culm.pipeline.bookmark import Bookmark
 from culm.pipeline.checkpoints.manifest import File
 from culm.pipeline.commit import Commit
@@ -349,10 +350,14 @@ Report = (
     | Heartbeat
     | Heard
     | Priced
+    | Spent
     | Ready
     | CaughtUp
     | Read
     | Fetched
+    | Pausing
+    | Unpausing
+    | SaveAsked
     | Resumed
     | PeerLost
     | StreamBroken

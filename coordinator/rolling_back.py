@@ -70,6 +70,8 @@ def roll_back(state: State, why: str) -> Decision:
         exposed_since={},
         ending=Ending(),
         stopping=None,
+        saving=None,
+        paused_at=None,
     )
     return state, (Persist(), Record(kinds.RolledBack(era=state.era, step=origin.step), text))
 

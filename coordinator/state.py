@@ -4,7 +4,7 @@
 # and how, checkpoints, who was fenced, what operators asked for. All else is learnt anew: a coordinator that takes over
 # hears from every node what it holds, and asks nobody for what it was in the middle of.
 #
-# Invariants (``decide.validate`` checks them after every report):
+# Invariants (``validate`` checks them after every report):
 #
 # - the plan's era is the state's, and no plan is newer than the state's generation;
 # - every holder that the plan names is a node here, with the incarnation that the plan names;
@@ -19,6 +19,7 @@ from culm.coordinator.agreement import Agreement
 from culm.coordinator.failures import Failures
 from culm.coordinator.node_prices import FREE, NodePrice
 from culm.coordinator.reports import CheckpointBad, Unread
+from culm.coordinator.requests import Limits, Saving, Spending
 from culm.coordinator.slowness import Pace
 from culm.pipeline.bookmark import Bookmark
 from culm.pipeline.checkpoints.manifest import File
@@ -29,6 +30,7 @@ from culm.pipeline.layer_bytes import LayerBytes
 from culm.pipeline.machine import Machine
 from culm.pipeline.origin import Origin
 from culm.pipeline.patience import Patience
+from culm.pipeline.pause import Pause
 from culm.pipeline.plan import Plan
 from culm.pipeline.tally import LOSS_ALONE, TallyForm
 from culm.pipeline.times import TimeSplit
@@ -39,6 +41,7 @@ class Phase(StrEnum):
 
     WAITING = "waiting"  # for nodes: to begin, or to go on
     RUNNING = "running"
+    PAUSED = "paused"  # no step is begun until somebody lets it go on; see culm.coordinator.pausing
     DONE = "done"
     FAILED = "failed"  # the job itself is at fault
 
@@ -88,7 +91,9 @@ class Settings:
     searches: bool = False  # whether whole checkpoints may lie there that a leader does not know of
     samples_per_step: int = 0
     tokens_per_step: int = 0  # 0: the job does not say
-    keep_after_done: float = 3600.0  # how long nodes keep final weights that are neither saved nor fetched
+    # How long nodes keep final weights that are neither saved nor fetched, and a run that has come to a limit.
+    keep_after_done: float = 3600.0
+    limits: Limits = field(default_factory=Limits)
     nonfinite: str = "stop"  # or "skip": what becomes of a step whose loss or gradient is not finite
     same_hardware: bool = True  # whether a node of another kind than those before it is refused
     # Silence after which a node is lost; also for how long a broken order stream may mend if no neighbour misses the
@@ -338,6 +343,13 @@ class State:
     took_over_at: float | None = None
     review: Review | None = None
     watch: Watch = field(default_factory=Watch)
+    # -- what operators ask for
+    # Asked for. Invariant: set in PAUSED, and as the plan says then; persisted, as the limits are.
+    pause: Pause | None = None
+    paused_at: float | None = None  # since when it is in effect, by this process's clock
+    limits: Limits | None = None  # in place of the job's
+    spending: Spending | None = None  # None: nobody has told yet
+    saving: Saving | None = None
     # -- the end
     ending: Ending = field(default_factory=Ending)
     stopping: Stopping | None = None
@@ -355,6 +367,11 @@ class State:
     def end(self) -> int:
         """How many steps are committed when the run is done, its closing step among them."""
         return self.settings.evaluations.end(self.steps)
+
+    @property
+    def rests(self) -> bool:
+        """Whether no step runs though there is a plan: nothing is in flight."""
+        return self.phase in (Phase.DONE, Phase.PAUSED)
 
     @property
     def copies_wanted(self) -> int:

@@ -166,7 +166,7 @@ def _ask_others(state: State, name: str) -> Decision:
 
 def _is_same(plan: Plan, known: Plan) -> bool:
     # All that decides who does what. The reason, the step and who published it may differ.
-    content = [(p.era, p.stages, p.target, dict(p.members), p.origin, p.early_stop) for p in (plan, known)]
+    content = [(p.era, p.stages, p.target, dict(p.members), p.origin, p.early_stop, p.pause) for p in (plan, known)]
     return content[0] == content[1]
 
 
@@ -249,6 +249,7 @@ def _adopted(state: State, plan: Plan, now: float) -> State:
                 heard_at=now,
             )
     exposed = plan.exposed() if state.settings.redundancy else ()
+    state = _paused_or_not(state, plan)
     # The plan was made when its step was current: every step before it is committed.
     if anew or plan.step > state.committed:
         state = replace(state, committed=plan.step, facts={}, following={}, norms={}, tallies=())
@@ -261,7 +262,6 @@ def _adopted(state: State, plan: Plan, now: float) -> State:
         last_commit=None if anew else state.last_commit,
         # Where the era began there is a checkpoint, also where the store has lost its name.
         checkpoints=tuple(sorted({*state.checkpoints, *([plan.origin] if plan.origin.folder else [])})),
-        phase=Phase.RUNNING,
         ending=replace(state.ending, early_stop=plan.early_stop),
         waits={},
         nodes=nodes,
@@ -270,6 +270,16 @@ def _adopted(state: State, plan: Plan, now: float) -> State:
         exposed_since={s: state.exposed_since.get(s, now) for s in exposed},
         took_over_at=now if state.took_over_at is None else state.took_over_at,
     )
+
+
+def _paused_or_not(state: State, plan: Plan) -> State:
+    """Of two plans the newer one tells whether the run is paused. A pause that was asked for, and is in neither, still
+    counts: its commit is yet to come.
+    """
+    before = state.plan.pause if state.plan is not None else None
+    if plan.pause is not None:
+        return replace(state, phase=Phase.PAUSED, pause=plan.pause)
+    return replace(state, phase=Phase.RUNNING, pause=None if before is not None else state.pause)
 
 
 def stamped(state: State) -> Plan:

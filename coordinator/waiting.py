@@ -7,10 +7,11 @@ from dataclasses import replace
 
 from culm.coordinator.commands import Record
 from culm.coordinator.decisions import Decision
-from culm.coordinator.state import State
+from culm.coordinator.state import Phase, State
 from culm.pipeline.money import kinds
 
 NODES = "nodes"  # too few to begin
+PRICES = "prices"  # of nodes, in a run with a budget
 SILENCE = "silence"  # nobody answers
 LINK = "link"  # between two only copies
 
@@ -28,5 +29,6 @@ def over(state: State, *topics: str) -> State:
     if not any(topic in state.waits for topic in topics):
         return state
     kept = {topic: text for topic, text in state.waits.items() if topic not in topics}
-    detail = next(reversed(kept.values())) if kept else "training" if state.plan is not None else state.detail
+    at_it = str(state.pause) if state.phase is Phase.PAUSED and state.pause is not None else "training"
+    detail = next(reversed(kept.values())) if kept else at_it if state.plan is not None else state.detail
     return replace(state, waits=kept, detail=detail)

@@ -30,6 +30,8 @@ MODULES = {
     "prices": "prices",
     "ui": "ui",
     "drain": "drain",
+    "pause": "pause",
+    "resume": "pause",
     "weights": "weights",
     "health": "health",
     "certs": "certs",

@@ -4,9 +4,10 @@ Each key says in its annotation what it is for: docs/job.md is made from these (
 """
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from culm.pipeline.errors import JobError
 from culm.pipeline.patience import SHORTEST, USUAL
@@ -20,6 +21,7 @@ Threads = Annotated[int, Field(ge=1, le=1024)]
 Few = Annotated[int, Field(ge=1, le=2**16)]  # in a step: each is an entry of every node's program
 Bytes = Annotated[int, Field(ge=1, le=2**62)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=False)]
+Dollars = Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False, strict=False)]
 Arguments = dict[str, Any]
 Norm = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Decay = Annotated[float, Field(gt=0, lt=1)]
@@ -40,7 +42,23 @@ def _without_secrets(url: str) -> str:
         raise ValueError(f"{error.what}: {error.mend}") from error
 
 
+def _as_text(moment: object) -> object:
+    """TOML has moments of its own."""
+    return moment.isoformat() if isinstance(moment, datetime) else moment
+
+
+def _moment(text: str) -> str:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise ValueError('this is no time: write it as in "2026-12-01T08:00:00+01:00"') from error
+    if moment.tzinfo is None:
+        raise ValueError('this time is of no zone: add its distance from UTC, as in "2026-12-01T08:00:00+01:00"')
+    return text
+
+
 Name = Annotated[str, AfterValidator(_named)]
+Moment = Annotated[str, Field(max_length=64), BeforeValidator(_as_text), AfterValidator(_moment)]
 Place = Annotated[str, Field(min_length=1, max_length=1000)]
 Url = Annotated[str, Field(min_length=1, max_length=2000), AfterValidator(_without_secrets)]
 
@@ -72,8 +90,19 @@ class JobSection(Section):
         "and raises where it has none",
     ] = 1
     keep_after_done: Annotated[
-        Seconds, "seconds for which nodes keep final weights that are neither in a checkpoint nor fetched"
+        Seconds,
+        "seconds for which nodes keep final weights that are neither in a checkpoint nor fetched, and what a run that "
+        "has come to its `budget` or `stop_at` has trained",
     ] = 3600.0
+    budget: Annotated[
+        Dollars | None,
+        "dollars that the run may cost, by `culm cost`: with the next commit after that it saves a checkpoint and "
+        "pauses, until `culm resume --budget` gives it more. Every node needs a known price",
+    ] = None
+    stop_at: Annotated[
+        Moment | None,
+        'when the run pauses in the same way, such as `"2026-12-01T08:00:00+01:00"`; the coordinator\'s clock counts',
+    ] = None
     device: Annotated[
         Literal["cpu", "cuda"],
         "where every node computes: the CPU, or the first CUDA device that its process sees. On a CUDA device torch "
@@ -84,6 +113,11 @@ class JobSection(Section):
         '"same" refuses a node whose processor, instruction set or accelerator is of another kind than that of the '
         'nodes before it, since it computes other bits; "any" takes it',
     ] = "same"
+
+    @property
+    def stops_at(self) -> float:
+        """In unix seconds; 0: no such time."""
+        return datetime.fromisoformat(self.stop_at).timestamp() if self.stop_at is not None else 0.0
 
 
 class ModelSection(Section):

@@ -12,6 +12,7 @@ from culm.pipeline.early_stop import EarlyStop
 from culm.pipeline.instruction import Duty
 from culm.pipeline.keys import BucketOfStage
 from culm.pipeline.origin import Origin
+from culm.pipeline.pause import Pause
 from culm.pipeline.ties import Addend, Ties, addends
 from culm.pipeline.turns import turns_of
 
@@ -171,6 +172,7 @@ class Plan:
     redundancy: Redundancy | None = None  # chosen at run time; None: as the job says
     # Where the run has ended before its job's last step. Invariant: early_stop.step < step.
     early_stop: EarlyStop | None = None
+    pause: Pause | None = None  # set: no step is begun from ``step`` on
     leader: int = 0  # who made it: a number that each leader draws, since a term may be issued twice (rule 15)
     ties: Ties = ()  # the model's: each node puts them in, since no message tells them
 

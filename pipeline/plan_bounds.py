@@ -22,6 +22,7 @@ MOST_INCARNATION = (1 << 63) - 1
 LONGEST_TEXT = 1 << 18  # characters of a reason: one that moves a thousand stages is long
 LONGEST_PLACE = 1 << 12  # of an address, a zone or a URL
 LONGEST_HASH = 64  # in hex
+LATEST = 1e11  # unix seconds: the year 5138
 
 
 def number_problem(name: str, value: float, most: float) -> str:
@@ -62,6 +63,9 @@ def plan_problem(plan: pb.Plan, layers: int | None, steps: int, pipelines: int) 
         text_problem("the plan's reason", plan.reason)
         or text_problem("the plan's origin", plan.origin, LONGEST_PLACE)
         or text_problem("the hash of the plan's origin", plan.origin_sha256, LONGEST_HASH)
+        or text_problem("who paused the run", plan.pause.who, LONGEST_PLACE)
+        or text_problem("why the run is paused", plan.pause.why, LONGEST_PLACE)
+        or number_problem("when the run was paused", plan.pause.since, LATEST)
     )
     if texts:
         return texts

@@ -14,6 +14,7 @@ from culm.pipeline.bookmark import Bookmark
 from culm.pipeline.commit import Commit
 from culm.pipeline.early_stop import BestSoFar, EarlyStop
 from culm.pipeline.origin import Origin
+from culm.pipeline.pause import Pause
 from culm.pipeline.plan import Buckets, Member, Plan, Redundancy, StagePlan, Stages, Standby
 from culm.protos import coordinator_pb2 as pb
 
@@ -73,7 +74,12 @@ def plan_without_holders(plan: Plan) -> pb.Plan:
         target=stages_to_proto(plan.target),
         leader=plan.leader,
         early_stop=None if (stop := plan.early_stop) is None else _early_stop_to_proto(stop),
+        pause=pause_to_proto(plan.pause) if plan.pause is not None else None,
     )
+
+
+def pause_to_proto(pause: Pause) -> pb.Pause:
+    return pb.Pause(who=pause.who, since=pause.since, why=pause.why)
 
 
 def best_so_far_to_proto(known: BestSoFar) -> pb.BestSoFar:
@@ -116,6 +122,7 @@ def plan_from_proto(plan: pb.Plan) -> Plan:
         early_stop=EarlyStop(plan.early_stop.step, best_so_far_from_proto(plan.early_stop.best_so_far))
         if plan.HasField("early_stop")
         else None,
+        pause=Pause(plan.pause.who, plan.pause.since, plan.pause.why) if plan.HasField("pause") else None,
     )
 
 

@@ -1091,6 +1091,7 @@ class Plan(_message.Message):
     LEADER_FIELD_NUMBER: _builtins.int
     ORIGIN_BEST_SO_FAR_FIELD_NUMBER: _builtins.int
     EARLY_STOP_FIELD_NUMBER: _builtins.int
+    PAUSE_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     generation: _builtins.int
     era: _builtins.int
@@ -1128,6 +1129,10 @@ class Plan(_message.Message):
     def early_stop(self) -> Global___EarlyStop:
         """Set: the run has ended before the last step of its job."""
 
+    @_builtins.property
+    def pause(self) -> Global___Pause:
+        """Set: no step is begun from this plan's step on, until a plan comes without it."""
+
     def __init__(
         self,
         *,
@@ -1147,14 +1152,45 @@ class Plan(_message.Message):
         leader: _builtins.int = ...,
         origin_best_so_far: Global___BestSoFar | None = ...,
         early_stop: Global___EarlyStop | None = ...,
+        pause: Global___Pause | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "early_stop", b"early_stop", "origin_best_so_far", b"origin_best_so_far", "redundancy", b"redundancy"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "early_stop", b"early_stop", "origin_best_so_far", b"origin_best_so_far", "pause", b"pause", "redundancy", b"redundancy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "early_stop", b"early_stop", "era", b"era", "generation", b"generation", "leader", b"leader", "members", b"members", "origin", b"origin", "origin_best_so_far", b"origin_best_so_far", "origin_sha256", b"origin_sha256", "origin_step", b"origin_step", "reason", b"reason", "redundancy", b"redundancy", "stages", b"stages", "step", b"step", "target", b"target", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "early_stop", b"early_stop", "era", b"era", "generation", b"generation", "leader", b"leader", "members", b"members", "origin", b"origin", "origin_best_so_far", b"origin_best_so_far", "origin_sha256", b"origin_sha256", "origin_step", b"origin_step", "pause", b"pause", "reason", b"reason", "redundancy", b"redundancy", "stages", b"stages", "step", b"step", "target", b"target", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Plan: _TypeAlias = Plan  # noqa: Y015
+
+@_typing.final
+class Pause(_message.Message):
+    """Why a run begins no step."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WHO_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    who: _builtins.str
+    """Who asked for it; empty where nobody said, or where a limit of the job led to it."""
+    since: _builtins.float
+    """When it was asked for: unix time in seconds, by the coordinator's clock."""
+    why: _builtins.str
+    """The limit that the run has come to, in words; empty: somebody asked for it."""
+    def __init__(
+        self,
+        *,
+        who: _builtins.str = ...,
+        since: _builtins.float = ...,
+        why: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["since", b"since", "who", b"who", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Pause: _TypeAlias = Pause  # noqa: Y015
 
 @_typing.final
 class BestSoFar(_message.Message):
@@ -1737,9 +1773,15 @@ class GetStatusResponse(_message.Message):
     LAST_LAYERS_SAVED_FIELD_NUMBER: _builtins.int
     STOPPED_EARLY_FIELD_NUMBER: _builtins.int
     SAMPLES_PER_EPOCH_FIELD_NUMBER: _builtins.int
+    PAUSE_FIELD_NUMBER: _builtins.int
+    BUDGET_FIELD_NUMBER: _builtins.int
+    STOP_AT_FIELD_NUMBER: _builtins.int
+    UNPRICED_FIELD_NUMBER: _builtins.int
+    SAVING_STEP_FIELD_NUMBER: _builtins.int
+    SAVING_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     phase: _builtins.str
-    """"waiting", "running", "done" or "failed"."""
+    """"waiting", "running", "paused", "done" or "failed"."""
     detail: _builtins.str
     """What the phase means now, in words."""
     generation: _builtins.int
@@ -1780,6 +1822,13 @@ class GetStatusResponse(_message.Message):
     """Why the run has ended before the last step of its job, in words; empty: it has not. Then steps are those trained."""
     samples_per_epoch: _builtins.int
     """The samples that the dataset has; 0 where nobody knows."""
+    budget: _builtins.float
+    """What the run may cost, in dollars, and until when it may train, in unix seconds; 0: no such limit."""
+    stop_at: _builtins.float
+    saving_step: _builtins.int
+    """The step of the checkpoint that was asked for and is not whole yet; 0: none was, or no commit has come since."""
+    saving: _builtins.bool
+    """A checkpoint was asked for, and is not whole yet."""
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeStatus]: ...
     @_builtins.property
@@ -1791,6 +1840,14 @@ class GetStatusResponse(_message.Message):
     @_builtins.property
     def exposure_windows(self) -> _containers.MessageMap[_builtins.int, Global___ExposureWindows]:
         """By stage. A window that still lasts is in exposure."""
+
+    @_builtins.property
+    def pause(self) -> Global___Pause:
+        """Set where a pause was asked for. While the phase is "running" it comes with the next commit."""
+
+    @_builtins.property
+    def unpriced(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Nodes without a known price, of a run with a budget: what they cost is not counted."""
 
     def __init__(
         self,
@@ -1824,10 +1881,16 @@ class GetStatusResponse(_message.Message):
         last_layers_saved: _builtins.int = ...,
         stopped_early: _builtins.str = ...,
         samples_per_epoch: _builtins.int = ...,
+        pause: Global___Pause | None = ...,
+        budget: _builtins.float = ...,
+        stop_at: _builtins.float = ...,
+        unpriced: _abc.Iterable[_builtins.str] | None = ...,
+        saving_step: _builtins.int = ...,
+        saving: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["pause", b"pause", "plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["awaited", b"awaited", "checkpoint", b"checkpoint", "checkpoint_fault", b"checkpoint_fault", "checkpoint_fault_step", b"checkpoint_fault_step", "checkpoint_folder", b"checkpoint_folder", "checkpoint_sha256", b"checkpoint_sha256", "cost", b"cost", "detail", b"detail", "era", b"era", "exposure", b"exposure", "exposure_windows", b"exposure_windows", "generation", b"generation", "job", b"job", "kept_seconds", b"kept_seconds", "kill_allowed", b"kill_allowed", "last_layers_saved", b"last_layers_saved", "loss", b"loss", "nodes", b"nodes", "phase", b"phase", "plan", b"plan", "samples_per_epoch", b"samples_per_epoch", "samples_per_second", b"samples_per_second", "samples_per_step", b"samples_per_step", "stalled_seconds", b"stalled_seconds", "step", b"step", "steps", b"steps", "stopped_early", b"stopped_early", "term", b"term", "tokens_per_step", b"tokens_per_step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["awaited", b"awaited", "budget", b"budget", "checkpoint", b"checkpoint", "checkpoint_fault", b"checkpoint_fault", "checkpoint_fault_step", b"checkpoint_fault_step", "checkpoint_folder", b"checkpoint_folder", "checkpoint_sha256", b"checkpoint_sha256", "cost", b"cost", "detail", b"detail", "era", b"era", "exposure", b"exposure", "exposure_windows", b"exposure_windows", "generation", b"generation", "job", b"job", "kept_seconds", b"kept_seconds", "kill_allowed", b"kill_allowed", "last_layers_saved", b"last_layers_saved", "loss", b"loss", "nodes", b"nodes", "pause", b"pause", "phase", b"phase", "plan", b"plan", "samples_per_epoch", b"samples_per_epoch", "samples_per_second", b"samples_per_second", "samples_per_step", b"samples_per_step", "saving", b"saving", "saving_step", b"saving_step", "stalled_seconds", b"stalled_seconds", "step", b"step", "steps", b"steps", "stop_at", b"stop_at", "stopped_early", b"stopped_early", "term", b"term", "tokens_per_step", b"tokens_per_step", "unpriced", b"unpriced"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2250,3 +2313,132 @@ class NoteFetchedResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___NoteFetchedResponse: _TypeAlias = NoteFetchedResponse  # noqa: Y015
+
+@_typing.final
+class PauseRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WHO_FIELD_NUMBER: _builtins.int
+    who: _builtins.str
+    """Who asks, for the event log and the status."""
+    def __init__(
+        self,
+        *,
+        who: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["who", b"who"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PauseRequest: _TypeAlias = PauseRequest  # noqa: Y015
+
+@_typing.final
+class PauseResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PauseResponse: _TypeAlias = PauseResponse  # noqa: Y015
+
+@_typing.final
+class ResumeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WHO_FIELD_NUMBER: _builtins.int
+    BUDGET_FIELD_NUMBER: _builtins.int
+    STOP_AT_FIELD_NUMBER: _builtins.int
+    who: _builtins.str
+    """Who asks, for the event log."""
+    budget: _builtins.float
+    """Dollars that the run may cost from now on, those that it has cost among them; 0: no limit. Unset: as it was."""
+    stop_at: _builtins.float
+    """Unix time in seconds until which it may train; 0: no limit. Unset: as it was, unless that has passed."""
+    def __init__(
+        self,
+        *,
+        who: _builtins.str = ...,
+        budget: _builtins.float | None = ...,
+        stop_at: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_budget", b"_budget", "_stop_at", b"_stop_at", "budget", b"budget", "stop_at", b"stop_at"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_budget", b"_budget", "_stop_at", b"_stop_at", "budget", b"budget", "stop_at", b"stop_at", "who", b"who"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__budget: _TypeAlias = _typing.Literal["budget"]  # noqa: Y015
+    _WhichOneofArgType__budget: _TypeAlias = _typing.Literal["_budget", b"_budget"]  # noqa: Y015
+    _WhichOneofReturnType__stop_at: _TypeAlias = _typing.Literal["stop_at"]  # noqa: Y015
+    _WhichOneofArgType__stop_at: _TypeAlias = _typing.Literal["_stop_at", b"_stop_at"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__budget) -> _WhichOneofReturnType__budget | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stop_at) -> _WhichOneofReturnType__stop_at | None: ...
+
+Global___ResumeRequest: _TypeAlias = ResumeRequest  # noqa: Y015
+
+@_typing.final
+class ResumeResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeResponse: _TypeAlias = ResumeResponse  # noqa: Y015
+
+@_typing.final
+class SaveCheckpointRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WHO_FIELD_NUMBER: _builtins.int
+    who: _builtins.str
+    """Who asks, for the event log."""
+    def __init__(
+        self,
+        *,
+        who: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["who", b"who"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SaveCheckpointRequest: _TypeAlias = SaveCheckpointRequest  # noqa: Y015
+
+@_typing.final
+class SaveCheckpointResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: _builtins.int
+    WHOLE_FIELD_NUMBER: _builtins.int
+    step: _builtins.int
+    """The checkpoint will hold at least so many steps. It is whole once the status names one of that step or a later one."""
+    whole: _builtins.bool
+    """A checkpoint of that step is whole already."""
+    def __init__(
+        self,
+        *,
+        step: _builtins.int = ...,
+        whole: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["step", b"step", "whole", b"whole"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SaveCheckpointResponse: _TypeAlias = SaveCheckpointResponse  # noqa: Y015

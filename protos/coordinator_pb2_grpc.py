@@ -70,6 +70,21 @@ class CoordinatorStub(object):
                 request_serializer=culm_dot_protos_dot_coordinator__pb2.NoteFetchedRequest.SerializeToString,
                 response_deserializer=culm_dot_protos_dot_coordinator__pb2.NoteFetchedResponse.FromString,
                 _registered_method=True)
+        self.Pause = channel.unary_unary(
+                '/culm.v1.Coordinator/Pause',
+                request_serializer=culm_dot_protos_dot_coordinator__pb2.PauseRequest.SerializeToString,
+                response_deserializer=culm_dot_protos_dot_coordinator__pb2.PauseResponse.FromString,
+                _registered_method=True)
+        self.Resume = channel.unary_unary(
+                '/culm.v1.Coordinator/Resume',
+                request_serializer=culm_dot_protos_dot_coordinator__pb2.ResumeRequest.SerializeToString,
+                response_deserializer=culm_dot_protos_dot_coordinator__pb2.ResumeResponse.FromString,
+                _registered_method=True)
+        self.SaveCheckpoint = channel.unary_unary(
+                '/culm.v1.Coordinator/SaveCheckpoint',
+                request_serializer=culm_dot_protos_dot_coordinator__pb2.SaveCheckpointRequest.SerializeToString,
+                response_deserializer=culm_dot_protos_dot_coordinator__pb2.SaveCheckpointResponse.FromString,
+                _registered_method=True)
 
 
 class CoordinatorServicer(object):
@@ -124,6 +139,27 @@ class CoordinatorServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Pause(self, request, context):
+        """Has the run begin no step from the next commit on; nodes keep what they hold. Returns at once.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Resume(self, request, context):
+        """Lets a run that is paused go on, perhaps with other limits.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SaveCheckpoint(self, request, context):
+        """Asks for a whole checkpoint: of the next commit, or of the present version where the run is paused. Returns at once.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CoordinatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -161,6 +197,21 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.NoteFetched,
                     request_deserializer=culm_dot_protos_dot_coordinator__pb2.NoteFetchedRequest.FromString,
                     response_serializer=culm_dot_protos_dot_coordinator__pb2.NoteFetchedResponse.SerializeToString,
+            ),
+            'Pause': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pause,
+                    request_deserializer=culm_dot_protos_dot_coordinator__pb2.PauseRequest.FromString,
+                    response_serializer=culm_dot_protos_dot_coordinator__pb2.PauseResponse.SerializeToString,
+            ),
+            'Resume': grpc.unary_unary_rpc_method_handler(
+                    servicer.Resume,
+                    request_deserializer=culm_dot_protos_dot_coordinator__pb2.ResumeRequest.FromString,
+                    response_serializer=culm_dot_protos_dot_coordinator__pb2.ResumeResponse.SerializeToString,
+            ),
+            'SaveCheckpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.SaveCheckpoint,
+                    request_deserializer=culm_dot_protos_dot_coordinator__pb2.SaveCheckpointRequest.FromString,
+                    response_serializer=culm_dot_protos_dot_coordinator__pb2.SaveCheckpointResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -353,6 +404,87 @@ class Coordinator(object):
             '/culm.v1.Coordinator/NoteFetched',
             culm_dot_protos_dot_coordinator__pb2.NoteFetchedRequest.SerializeToString,
             culm_dot_protos_dot_coordinator__pb2.NoteFetchedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pause(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/culm.v1.Coordinator/Pause',
+            culm_dot_protos_dot_coordinator__pb2.PauseRequest.SerializeToString,
+            culm_dot_protos_dot_coordinator__pb2.PauseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/culm.v1.Coordinator/Resume',
+            culm_dot_protos_dot_coordinator__pb2.ResumeRequest.SerializeToString,
+            culm_dot_protos_dot_coordinator__pb2.ResumeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SaveCheckpoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/culm.v1.Coordinator/SaveCheckpoint',
+            culm_dot_protos_dot_coordinator__pb2.SaveCheckpointRequest.SerializeToString,
+            culm_dot_protos_dot_coordinator__pb2.SaveCheckpointResponse.FromString,
             options,
             channel_credentials,
             insecure,

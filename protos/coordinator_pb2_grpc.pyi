@@ -46,6 +46,12 @@ class CoordinatorStub:
     """Hands a node's work over at the next commit and lets the node go; returns at once."""
     NoteFetched: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.NoteFetchedRequest, _coordinator_pb2.NoteFetchedResponse]
     """Says that somebody has the final weights whole, so that nodes need not keep them: they may go."""
+    Pause: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.PauseRequest, _coordinator_pb2.PauseResponse]
+    """Has the run begin no step from the next commit on; nodes keep what they hold. Returns at once."""
+    Resume: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.ResumeRequest, _coordinator_pb2.ResumeResponse]
+    """Lets a run that is paused go on, perhaps with other limits."""
+    SaveCheckpoint: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.SaveCheckpointRequest, _coordinator_pb2.SaveCheckpointResponse]
+    """Asks for a whole checkpoint: of the next commit, or of the present version where the run is paused. Returns at once."""
 
 @_typing.type_check_only
 class CoordinatorAsyncStub(CoordinatorStub):
@@ -65,6 +71,12 @@ class CoordinatorAsyncStub(CoordinatorStub):
     """Hands a node's work over at the next commit and lets the node go; returns at once."""
     NoteFetched: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.NoteFetchedRequest, _coordinator_pb2.NoteFetchedResponse]  # type: ignore[assignment]
     """Says that somebody has the final weights whole, so that nodes need not keep them: they may go."""
+    Pause: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.PauseRequest, _coordinator_pb2.PauseResponse]  # type: ignore[assignment]
+    """Has the run begin no step from the next commit on; nodes keep what they hold. Returns at once."""
+    Resume: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.ResumeRequest, _coordinator_pb2.ResumeResponse]  # type: ignore[assignment]
+    """Lets a run that is paused go on, perhaps with other limits."""
+    SaveCheckpoint: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.SaveCheckpointRequest, _coordinator_pb2.SaveCheckpointResponse]  # type: ignore[assignment]
+    """Asks for a whole checkpoint: of the next commit, or of the present version where the run is paused. Returns at once."""
 
 class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
     """The control plane: who runs what. The coordinator dials nobody; nodes attend."""
@@ -123,5 +135,29 @@ class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_coordinator_pb2.NoteFetchedResponse, _abc.Awaitable[_coordinator_pb2.NoteFetchedResponse]]:
         """Says that somebody has the final weights whole, so that nodes need not keep them: they may go."""
+
+    @_abc_1.abstractmethod
+    def Pause(
+        self,
+        request: _coordinator_pb2.PauseRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_pb2.PauseResponse, _abc.Awaitable[_coordinator_pb2.PauseResponse]]:
+        """Has the run begin no step from the next commit on; nodes keep what they hold. Returns at once."""
+
+    @_abc_1.abstractmethod
+    def Resume(
+        self,
+        request: _coordinator_pb2.ResumeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_pb2.ResumeResponse, _abc.Awaitable[_coordinator_pb2.ResumeResponse]]:
+        """Lets a run that is paused go on, perhaps with other limits."""
+
+    @_abc_1.abstractmethod
+    def SaveCheckpoint(
+        self,
+        request: _coordinator_pb2.SaveCheckpointRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_pb2.SaveCheckpointResponse, _abc.Awaitable[_coordinator_pb2.SaveCheckpointResponse]]:
+        """Asks for a whole checkpoint: of the next commit, or of the present version where the run is paused. Returns at once."""
 
 def add_CoordinatorServicer_to_server(servicer: CoordinatorServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

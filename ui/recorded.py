@@ -20,9 +20,11 @@ from culm.pipeline.money.kinds import (
     Joined,
     Left,
     Lost,
+    Paused,
     Planned,
     RolledBack,
     Stalled,
+    Unpaused,
     Used,
     Waiting,
 )
@@ -78,6 +80,12 @@ class Replay:
                 status.checkpoint, status.checkpoint_folder = event.step, event.folder
             case Stalled():
                 status.awaited = event.awaited
+            case Paused():
+                status.phase, status.detail, status.pause.who = "paused", entry.text, event.who
+                status.pause.since = entry.time
+            case Unpaused():
+                status.phase, status.detail = "running", entry.text
+                status.ClearField("pause")
             case Done():
                 status.phase, status.detail, status.stopped_early = "done", entry.text, event.early
             case Failed():
@@ -101,7 +109,9 @@ class Replay:
 
     def _planned(self, entry: Entry, event: Planned) -> None:
         status, stages = self._status, event.stages
-        status.phase, status.detail, status.generation = "running", "training", entry.generation
+        status.generation = entry.generation
+        if not status.HasField("pause"):
+            status.phase, status.detail = "running", "training"
         status.steps, status.plan.reason = event.steps, entry.text
         status.samples_per_step, status.tokens_per_step = event.samples_per_step, event.tokens_per_step
         status.samples_per_epoch = event.samples_per_epoch

@@ -50,6 +50,8 @@ def standing(look: Look) -> Standing:
         return Standing(word="broke off", tone="leaving", name=name, told=where, share=share)
     if status.phase == "waiting":
         return Standing(word="waiting", tone="coming", name=name, told=where, share=share)
+    if status.phase == "paused":
+        return Standing(word="paused", tone="coming", name=name, told=where, share=share)
     left = seconds_left(status.step, status.steps, status.samples_per_second, status.samples_per_step)
     rest = f", about {span(left)} left" if left is not None else ""
     tone, word = ("bad", "stalled") if status.stalled_seconds else ("good", "running")
@@ -72,6 +74,8 @@ def alerts(look: Look) -> list[tuple[str, str]]:
         return found
     if status.phase == "waiting":
         found.append(("coming", f"Waiting: {status.detail.removeprefix('waiting ')}"))
+    elif status.phase == "paused":
+        found.append(("coming", f"Paused: {status.detail.removeprefix('paused ')}"))
     if status.stalled_seconds:
         found.append(("bad", f"No commit for {status.stalled_seconds:.0f} s. Waiting for {status.awaited}"))
     if status.checkpoint_fault:

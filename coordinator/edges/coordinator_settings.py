@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from culm.coordinator.requests import Limits
 from culm.coordinator.state import NOTHING_BEFORE, BulksBefore, Settings
 from culm.pipeline import default_ports
 from culm.pipeline.job import Job
@@ -73,6 +74,7 @@ class CoordinatorSettings:
             settle_seconds=self.settle_seconds,
             seed_bytes_per_second=float(job.resilience.seed_bytes_per_second),
             keep_after_done=job.job.keep_after_done,
+            limits=Limits(job.job.budget or 0.0, job.job.stops_at),
             checkpoint_url=job.checkpoint.url if job.checkpoint is not None else "",
             checkpoint_every=job.checkpoint.every if job.checkpoint is not None else 0,
             checkpoints_kept=job.checkpoint.keep if job.checkpoint is not None else 3,

@@ -22,6 +22,7 @@ from culm.coordinator.edges.order_stream import OrderStream
 from culm.coordinator.edges.origins import (
     going_on,
     left_behind,
+    newer_in_words,
     numbers_of,
     origin_of,
     refuse_nothing,
@@ -31,6 +32,7 @@ from culm.coordinator.edges.origins import (
 )
 from culm.coordinator.edges.persistence import Document, from_document, to_document
 from culm.coordinator.edges.run_status import RunStatus
+from culm.coordinator.edges.spending import SpendingLook, refuse_no_time
 from culm.coordinator.edges.store import Store
 from culm.coordinator.edges.translation import addressee, in_turn, order_of, plan_in
 from culm.coordinator.takeover import is_heard
@@ -105,6 +107,7 @@ class Leader:
         self._archive = Archive(settings.job, self.take, self.background, settings.allowed)
         self._billing = Billing(settings.prices)
         self._figures = Reader("the run's cost")
+        self._spending = SpendingLook()
         self._status = RunStatus(settings)
         self._validates = os.environ.get("CULM_VALIDATE") == "1"
 
@@ -140,6 +143,7 @@ class Leader:
         grown_before.set()  # followers of the log before look again, and find this one
         found = self._state_of(document, settings, term, number)
         if found is None:
+            refuse_no_time(settings, new=document is None and not above and self.settings.new_run, now=time.time())
             # Of a run that begins now no node or checkpoint can know more than the store, so nothing is waited for.
             begun_before = above > 0 or document is not None or not self.settings.new_run
             self._state = begin(settings, term, number, time.monotonic() if begun_before else None)
@@ -220,6 +224,8 @@ class Leader:
         agreed = resumable(newest, newest.manifest, self.settings)
         origins = [origin_of(found, self.settings.job) for found in whole]
         log.info("going on from the checkpoint %s", newest.url)
+        if newer := newer_in_words(self.settings.job, url):
+            log.warning("%s", newer)
         state = replace(
             self._state,
             committed=newest.step,
@@ -297,6 +303,8 @@ class Leader:
                 asyncio.get_running_loop().call_soon(self._write)
             if isinstance(report, reports.Tick | reports.Joined):
                 self._bill()
+                if spent := self._spending.due(self._state, self.log, time.monotonic(), time.time()):
+                    self.take(spent)
         except Exception as error:
             self.fail(error)
             log.exception("a decision raised, so this coordinator ends; the report was %s", report)

@@ -102,6 +102,25 @@ def to_resume(url: str) -> list[Found]:
     return [found for found in whole if _is_of_one_run(found, whole[0])][::-1]
 
 
+def newer_in_words(job: Job, resume: str) -> str:
+    """What becomes of the checkpoints at the job's own URL that are newer than the one of a step that is resumed.
+
+    Empty where there are none, or the run resumes the newest. Raises OSError where the storage does not answer.
+    """
+    step = step_of(resume)
+    if job.checkpoint is None or step is None:
+        return ""
+    own, folder = storage.open_fs(job.checkpoint.url)[1], storage.open_fs(resume)[1]
+    if folder.rstrip("/").rpartition("/")[0] != own.rstrip("/"):
+        return ""
+    newer = sorted(found.step for found in find_checkpoints(job.checkpoint.url) if found.step > step)
+    if not newer:
+        return ""
+    which = f"step {newer[0]} is" if len(newer) == 1 else f"steps {', '.join(map(str, newer))} are"
+    written = "each stays until this run comes to its step, which writes over it"
+    return f"at {shown_url(job.checkpoint.url)} {which} newer than step {step}, from which the run goes on: {written}"
+
+
 def refuse_nothing(url: str, whole: Sequence[Found]) -> None:
     """Raises JobError where there is no whole checkpoint to go on from, or not even a folder."""
     if not whole:
@@ -134,6 +153,8 @@ def refuse_other_job(written: str, settings: CoordinatorSettings) -> None:
     mend = "set it back, or begin another run with --run NAME"
     refuse_changes(then, settings.job, (), where, "the run", mend)
     if differs := difference(then, settings.job):
+        if differs.startswith(("job.budget", "job.stop_at")):
+            mend = "set it back; culm resume --budget or --stop-at changes it while the run goes on"
         raise JobError(f"{differs} in the run's job", where, mend)
 
 
@@ -192,10 +213,11 @@ def going_on(state: State, ours: Sequence[Found], job: Job, allow: frozenset[str
     if beyond is not state:
         log.warning(
             "Redis knows nothing of this run, and %s is a whole checkpoint of this job. Unless nodes know more, the run"
-            " goes on from step %d. To begin anew and write over it, start with --new-run; to keep it, name another"
+            " goes on from step %d%s. To begin anew and write over it, start with --new-run; to keep it, name another"
             " url",
             shown_url(ours[-1].url),
             ours[-1].step,
+            f", and not from step {state.committed} of --resume" if state.resumed else "",
         )
     return beyond
 

@@ -6,11 +6,12 @@
 #
 # If the store forgets the document:
 #
-#     nodes tell again          plan, era, origin, committed, last_commit, early_stop, layer_costs, layer_bytes,
-#                               fingerprint, most of agreement; layer_seconds and what layers put out, if one that
-#                               measured them is still there
+#     nodes tell again          plan, with a pause, era, origin, committed, last_commit, early_stop, layer_costs,
+#                               layer_bytes, fingerprint, most of agreement; layer_seconds and what layers put out, if
+#                               one that measured them is still there
 #     the storage shows         checkpoints
-#     nobody knows any more     fenced, draining, parted, resumed, and that the run has ended
+#     nobody knows any more     fenced, draining, parted, resumed, limits that an operator set, a pause that no plan has
+#                               yet, and that the run has ended
 #
 # No times are written: they are of this process's clock, which says nothing to another process. Every wait begins anew.
 #
@@ -23,10 +24,12 @@ from typing import Any
 from culm.coordinator import links
 from culm.coordinator.agreement import agreement_from, agreement_to
 from culm.coordinator.failures import Failures
+from culm.coordinator.requests import Limits
 from culm.coordinator.state import Ending, Node, Phase, Search, Settings, State, Storage, Watch
 from culm.pipeline.early_stop import NONE_SO_FAR, EarlyStop, best_so_far_from, best_so_far_to
 from culm.pipeline.layer_bytes import LayerBytes
 from culm.pipeline.origin import Origin
+from culm.pipeline.pause import Pause
 from culm.pipeline.plan import Member, Plan
 from culm.pipeline.plan_codec import commit_from_text, commit_to_text, plan_from_text, plan_to_text
 
@@ -59,6 +62,8 @@ def to_document(state: State) -> Document:
         "early_stop": _early_stop_to(stop) if (stop := state.ending.early_stop) is not None else None,
         "draining": {n.node: [n.incarnation, n.draining] for n in state.nodes.values() if n.draining},
         "copies": state.copies,
+        "pause": [pause.who, pause.since, pause.why] if (pause := state.pause) is not None else None,
+        "limits": [state.limits.budget, state.limits.stop_at] if state.limits is not None else None,
         "parted": {node: parted.peer for node, parted in state.parted.items()},
     }
 
@@ -119,6 +124,8 @@ def from_document(document: Document, settings: Settings, term: int, now: float,
         copies=document.get("copies", 0),
         parted={node: links.parted(peer, settings, now) for node, peer in document["parted"].items()},
         ending=_ending_from(document, now),
+        pause=Pause(*document["pause"]) if document.get("pause") else None,
+        limits=Limits(*document["limits"]) if document.get("limits") else None,
         took_over_at=now,  # nothing is lost or committed before the nodes had the time to tell (rule 8)
         changed_at=now,
         detail=_detail_of(document),
@@ -166,7 +173,9 @@ def _draining(document: Document, member: Member) -> str:
 def _going_on(phase: Phase, plan: Plan | None) -> Phase:
     if phase is not Phase.FAILED:
         return phase
-    return Phase.RUNNING if plan is not None else Phase.WAITING
+    if plan is None:
+        return Phase.WAITING
+    return Phase.PAUSED if plan.pause is not None else Phase.RUNNING
 
 
 def without_volatile(state: State) -> State:
@@ -186,6 +195,9 @@ def without_volatile(state: State) -> State:
         watch=Watch(),
         ending=replace(state.ending, done_at=None),
         stopping=None,
+        saving=None,
+        spending=None,
+        paused_at=None,
         took_over_at=None,
         failures=Failures(),
         changed_at=0.0,

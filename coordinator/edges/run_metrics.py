@@ -109,6 +109,7 @@ def gauges(status: pb.GetStatusResponse) -> Iterator[Metric]:
         status.stalled_seconds,
     )
     yield GaugeMetricFamily("culm_waiting", "1 while the run waits for nodes, 0 else.", status.phase == "waiting")
+    yield GaugeMetricFamily("culm_paused", "1 while the run is paused, 0 else.", status.phase == "paused")
     nodes = GaugeMetricFamily("culm_nodes", "Nodes that take part, by state.", labels=("state",))
     counts = Count(node.state for node in status.nodes)
     for state in NODE_STATES:

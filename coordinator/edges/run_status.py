@@ -6,13 +6,13 @@
 import math
 from collections import deque
 
-from culm.coordinator import ending, stopping_early, watchdog
+from culm.coordinator import ending, limits, pausing, stopping_early, watchdog
 from culm.coordinator.edges.coordinator_settings import CoordinatorSettings
 from culm.coordinator.edges.event_log import EventLog
 from culm.coordinator.state import Node, Phase, State
 from culm.pipeline.identity_parts import samples_per_epoch
 from culm.pipeline.messages import machine_to_proto, times_to_proto
-from culm.pipeline.plan_codec import plan_to_proto
+from culm.pipeline.plan_codec import pause_to_proto, plan_to_proto
 from culm.protos import coordinator_pb2 as pb
 
 # Commits over which samples per second are averaged: enough to smooth a single slow step, and few enough that the
@@ -33,7 +33,7 @@ class RunStatus:
 
     def _samples_per_second(self, phase: Phase, now: float) -> float:
         times = self._commit_times
-        if len(times) < 2 or times[-1] == times[0]:
+        if len(times) < 2 or times[-1] == times[0] or phase is Phase.PAUSED:
             return 0.0
         took, open_for = times[-1] - times[0], now - times[-1]
         # A step that takes longer than two counts as it stands: a run that hangs must not show the speed it had.
@@ -47,7 +47,8 @@ class RunStatus:
         response = pb.GetStatusResponse(
             job=self._settings.job.job.name,
             phase=state.phase.value,
-            detail=ending.in_words(state, now, log.ledger.dollars_per_hour()),
+            detail=pausing.in_words(state, now, log.ledger.dollars_per_hour())
+            or ending.in_words(state, now, log.ledger.dollars_per_hour()),
             generation=state.generation,
             term=state.term,
             era=state.era,
@@ -69,6 +70,12 @@ class RunStatus:
             tokens_per_step=state.settings.tokens_per_step,
             samples_per_epoch=samples_per_epoch(state.agreement.nodes.parts),
             stalled_seconds=now - state.watch.at if state.watch.stalled and state.watch.at is not None else 0.0,
+            pause=pause_to_proto(state.pause) if state.pause is not None else None,
+            budget=limits.limits_of(state).budget,
+            stop_at=limits.limits_of(state).stop_at,
+            unpriced=state.spending.unpriced if state.spending is not None else (),
+            saving=state.saving is not None,
+            saving_step=(state.saving.step or 0) if state.saving is not None else 0,
             awaited=watchdog.waited_for(state, now) if state.watch.stalled and state.plan is not None else "",
         )
         for s in range(len(state.plan.stages) if state.plan is not None else state.settings.stages):

@@ -27,6 +27,7 @@ from culm.coordinator import reports
 from culm.coordinator.edges.attend_call import AttendCalls
 from culm.coordinator.edges.coordinator_settings import CoordinatorSettings
 from culm.coordinator.edges.leader import Leader
+from culm.coordinator.edges.operator_calls import OperatorCalls
 from culm.coordinator.edges.redis_store import RedisStore
 from culm.coordinator.edges.run_metrics import RunCollector
 from culm.coordinator.edges.store import LostLease, MemoryStore, Store
@@ -63,6 +64,7 @@ class Service(CoordinatorServicer):
         self._leader = leader
         self._settings = leader.settings
         self._attendance = AttendCalls(leader)
+        self._operators = OperatorCalls(leader)
 
     async def Attend(  # type: ignore[override]  # noqa: N802
         self, request_iterator: AsyncIterator[pb.AttendRequest], context: grpc.aio.ServicerContext[object, object]
@@ -127,6 +129,21 @@ class Service(CoordinatorServicer):
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no node {request.node!r} takes part; there are: {known}")
         self._leader.take(reports.Draining(request.node, request.why or "an operator asked for it"))
         return pb.DrainResponse()
+
+    async def Pause(  # noqa: N802
+        self, request: pb.PauseRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> pb.PauseResponse:
+        return await self._operators.pause(request, context)
+
+    async def Resume(  # noqa: N802
+        self, request: pb.ResumeRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> pb.ResumeResponse:
+        return await self._operators.resume(request, context)
+
+    async def SaveCheckpoint(  # noqa: N802
+        self, request: pb.SaveCheckpointRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> pb.SaveCheckpointResponse:
+        return await self._operators.save(request, context)
 
     async def NoteFetched(  # noqa: N802
         self, request: pb.NoteFetchedRequest, context: grpc.aio.ServicerContext[object, object]

@@ -21,8 +21,9 @@ Action = Callable[[argparse.Namespace], int]
 def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "checkpoint",
-        help="list, verify and export checkpoints",
-        description="Lists, verifies or exports the checkpoints under a URL: file://, s3://, gs://, az:// or a path.",
+        help="list, verify and export checkpoints; have a run write one now",
+        description="Lists, verifies or exports the checkpoints under a URL: file://, s3://, gs://, az:// or a path. "
+        "now has a run write one.",
         epilog="example: culm checkpoint export file:///tmp/culm --out model.safetensors",
     )
     actions = parser.add_subparsers(metavar="ACTION", required=True)
@@ -31,6 +32,18 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     ls.set_defaults(command=partial(_reached, _ls))
     verify = actions.add_parser("verify", help="compare every file with its hash", epilog=examples.format("verify"))
     verify.set_defaults(command=partial(_reached, _verify))
+    now = actions.add_parser(
+        "now",
+        help="have a run write one with its next commit, and wait until it is whole",
+        description="Asks the run for a checkpoint of its next commit, or of the present step where it is paused. "
+        "Waits until every file of it is written, and prints its step and URL.",
+        epilog="example: culm checkpoint now --coordinator 127.0.0.1:7070",
+    )
+    flags.add_coordinator(now)
+    patience = "how long to wait for it; default: 600"
+    now.add_argument("--timeout", type=flags.seconds, default=600.0, metavar="SECONDS", help=patience)
+    now.add_argument("--json", action="store_true", help="print the result as JSON")
+    now.set_defaults(command=_now)
     export = actions.add_parser(
         "export",
         help="write one safetensors file, with the keys of an nn.Sequential's state dict, or a Hugging Face folder",
@@ -99,6 +112,30 @@ def _reached(action: Action, arguments: argparse.Namespace) -> int:
         what = " ".join(str(error).split())  # a storage's own text may have several lines
         mend = "check the address, the network and your credentials"
         raise JobError(f"the storage cannot be read ({what})", arguments.url, mend) from error
+
+
+def _now(arguments: argparse.Namespace) -> int:
+    import grpc
+
+    from culm.pipeline.rpc.channel import details
+    from culm.terminal.client import connect
+    from culm.terminal.save_now import save_now
+
+    channel, stub = connect(arguments.coordinator)
+    with channel:
+        try:
+            saved = save_now(stub, arguments.timeout, lambda line: print(line, file=sys.stderr, flush=True))
+        except grpc.RpcError as error:
+            where, mend = f"--coordinator {arguments.coordinator}", "see the coordinator's log"
+            raise JobError(details(error), where, mend) from error
+    if saved.refused:
+        what, _, mend = saved.problem.partition(": ")
+        raise JobError(what, f"--coordinator {arguments.coordinator}", mend or "see culm status")
+    if saved.problem:
+        print(f"culm checkpoint: {saved.problem}", file=sys.stderr)
+        return 1
+    print(json.dumps({"step": saved.step, "url": saved.url}) if arguments.json else f"step {saved.step}: {saved.url}")
+    return 0
 
 
 def _row(found: Found) -> dict[str, object]:

@@ -5,6 +5,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -113,16 +114,23 @@ def refuse_to_resume_nothing(resume: str) -> None:
 def refuse_to_write_over(job: Job, resume: str, new_run: bool) -> None:
     """Raises JobError where the run would write over whole checkpoints, whoever made them, and nobody said so.
 
-    One that resumes from the very URL goes on from the newest of them, as the run that wrote it would have.
+    One that resumes from the very URL goes on from the newest of them, as the run that wrote it would have. Of one that
+    goes on from an older one, which it is told to, it is said what becomes of those that are newer.
     """
-    if job.checkpoint is None or new_run:
+    if job.checkpoint is None or (new_run and not resume):
         return
     from culm.coordinator.edges.archive import in_a_line
+    from culm.coordinator.edges.origins import newer_in_words
     from culm.pipeline.checkpoints.manifest import find_checkpoints
     from culm.pipeline.checkpoints.storage import open_fs
     from culm.pipeline.text import shown_url
 
     url = job.checkpoint.url
+    if new_run:
+        with suppress(OSError):  # whoever reads the checkpoint will say so
+            if newer := newer_in_words(job, resume):
+                print(newer, file=sys.stderr)
+        return
     if resume and open_fs(resume)[1].rstrip("/") == open_fs(url)[1].rstrip("/"):
         return
     where = f"checkpoint url {shown_url(url)}"

@@ -46,6 +46,11 @@ def as_json(response: pb.GetStatusResponse) -> dict[str, object]:
         "loss": None if math.isnan(response.loss) else response.loss,
         "samples_per_second": response.samples_per_second,
         "cost": response.cost,
+        "paused": {"who": response.pause.who, "since": response.pause.since, "why": response.pause.why}
+        if response.HasField("pause")
+        else None,
+        "budget": response.budget or None,
+        "stop_at": response.stop_at or None,
         "stalled_seconds": response.stalled_seconds,
         "awaited": response.awaited,
         "nodes": [
@@ -96,6 +101,8 @@ def status(arguments: argparse.Namespace) -> int:
     print("  ".join(filter(None, told)))
     if response.checkpoint_fault:
         print(response.checkpoint_fault)
+    if response.budget and response.unpriced:
+        print(f"the budget of ${response.budget:.2f} does not count {', '.join(response.unpriced)}: no price is known")
     Console().print(nodes_table(response))
     if response.stalled_seconds:
         print(f"STALLED: no commit for {response.stalled_seconds:.0f} s, waiting for {response.awaited}")

@@ -79,6 +79,8 @@ def train(cluster: LocalCluster, watch: Watcher, disturb: Disturber | None = Non
                 # The status says where the final weights are, which was not known when it failed.
                 raise RunFailed(status.detail, failed.code if failed is not None else 1)
             if cluster.names and not cluster.has_nodes and status.phase != "done":
+                if status.HasField("pause"):  # they were let go at a limit
+                    raise RunFailed(f"{status.detail}; go on with --resume, and with a higher limit or none")
                 raise RunFailed(f"every node has ended; see their logs in {cluster.folder}")
             if status.phase == "done" and status.step == status.steps:
                 if not outcome.losses:  # it went on from a checkpoint with which it ends

@@ -15,6 +15,7 @@ from statistics import median
 # - A rollback takes all of it alone. Its step began at the mark that the run went back to (``trained_steps``), so the
 #   time counts from there. What interruptions since that mark were charged is taken off: nothing is charged twice.
 # - A lost second costs what the cluster cost on average in that step.
+# - A pause is charged when it ends, with its own time and money. The step that it held up begins later by as much.
 #
 # A commit whose number does not follow tells no length of a step: events of a leader that died are missing between.
 
@@ -25,9 +26,9 @@ INTERRUPTIONS_KEPT = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interruption:
-    """Time in which nothing new was trained, because of a lost node, a rollback or a lost coordinator."""
+    """Time in which nothing new was trained, because of a lost node, a rollback, a lost coordinator or a pause."""
 
-    kind: str  # "lost", "rollback", or "coordinator": one was gone, and another took over
+    kind: str  # "lost", "rollback", "coordinator": one was gone, and another took over; or "pause"
     time: float
     step: int
     node: str  # of a lost one; else empty
@@ -57,6 +58,15 @@ class Interruptions:
     def happen(self, kind: str, at: float, step: int, node: str) -> None:
         self.pending.append(Pending(kind, at, step, node))
 
+    def paused(self, *, at: float, step: int, seconds: float, dollars: float) -> None:
+        """A pause that began at ``at`` is over. Nothing went wrong: it takes all of its own time, and no step's."""
+        self._keep(Interruption(kind="pause", time=at, step=step, node="", seconds=seconds, dollars=dollars))
+        self.lost_seconds += seconds
+
+    def _keep(self, charged: Interruption) -> None:
+        self.charged.append(charged)
+        del self.charged[:-INTERRUPTIONS_KEPT]
+
     def step_ended(self, *, began: float, seconds: float, dollars: float, follows: bool) -> None:
         """A step that began at ``began`` took so long and so much. ``follows``: on the last one that is on record."""
         if self.pending:
@@ -69,11 +79,11 @@ class Interruptions:
         rollbacks = [p for p in self.pending if p.kind == "rollback"]
         causes = rollbacks[-1:] or list(self.pending)
         if rollbacks:
-            since = [x for x in self.charged if x.time >= began]
+            since = [x for x in self.charged if x.time >= began and x.kind != "pause"]
             lost = max(0.0, lost - sum(x.seconds for x in since))
         share = lost / len(causes)
         for cause in causes:
-            self.charged.append(
+            self._keep(
                 Interruption(
                     kind=cause.kind,
                     time=cause.time,
@@ -83,6 +93,5 @@ class Interruptions:
                     dollars=share * dollars_per_second,
                 )
             )
-        del self.charged[:-INTERRUPTIONS_KEPT]
         self.lost_seconds += lost
         self.pending.clear()

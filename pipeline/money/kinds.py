@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from culm.pipeline.money.event import Event
-from culm.pipeline.money.money_kinds import Priced, Tariff, Used
+from culm.pipeline.money.money_kinds import Priced, Tariff, Unpriced, Used
 from culm.pipeline.money.node_kinds import Attached, Dismissed, Draining, Joined, Left, Lost, Slow, Tight, Warned
 from culm.pipeline.money.plan_kinds import Hot, Planned, Recovered, Resumed, RolledBack
 from culm.pipeline.money.run_kinds import (
@@ -13,9 +13,13 @@ from culm.pipeline.money.run_kinds import (
     Done,
     Failed,
     Fetched,
+    Paused,
+    Pausing,
     Released,
+    SaveAsked,
     Stopping,
     TookOver,
+    Unpaused,
     Untracked,
 )
 from culm.pipeline.money.step_kinds import Committed, Evaluated, Measured, Moving, Silent, Skipped, Stalled, Waiting
@@ -25,10 +29,10 @@ GROUPS: Mapping[str, tuple[type[Event], ...]] = {
     "Nodes": (Joined, Attached, Dismissed, Warned, Draining, Left, Lost, Slow, Tight),
     "Plans": (Planned, Resumed, Recovered, Hot, RolledBack),
     "Steps": (Committed, Measured, Evaluated, Skipped, Waiting, Silent, Stalled, Moving),
-    "Checkpoints": (Checkpointed, CheckpointFault),
-    "The run": (Stopping, Done, Fetched, Released, Failed, Untracked),
+    "Checkpoints": (Checkpointed, CheckpointFault, SaveAsked),
+    "The run": (Pausing, Paused, Unpaused, Stopping, Done, Fetched, Released, Failed, Untracked),
     "Coordinators": (Adopted, TookOver),
-    "Money": (Priced, Tariff, Used),
+    "Money": (Priced, Unpriced, Tariff, Used),
 }
 KINDS: Mapping[str, type[Event]] = {each.kind: each for group in GROUPS.values() for each in group}
 

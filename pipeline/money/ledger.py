@@ -16,11 +16,13 @@ from culm.pipeline.money.kinds import (
     Joined,
     Left,
     Lost,
+    Paused,
     Planned,
     Priced,
     RolledBack,
     Tariff,
     TookOver,
+    Unpaused,
     Used,
 )
 from culm.pipeline.money.lives import Life, Lives
@@ -44,6 +46,7 @@ __all__ = ["USES", "Ledger"]
 #     lost, rollback,            what went wrong, charged at the commit that follows      interruptions
 #       recovered_coordinator,
 #       commit
+#     paused, unpaused           a pause, charged when it is over                         interruptions
 #     joined, lost, ...          how many nodes there were, for the comparison            counterfactual
 #     done                       nothing counts any more: nodes that stay are not paid
 #
@@ -63,6 +66,7 @@ class Ledger:
         # What runs beside the nodes is paid as a life of no node. Invariant: it costs nothing until it has a price.
         self._fixed = Life(node="", incarnation=0, machine=Machine(), joined=0.0, since=0.0)
         self._done: float | None = None  # the run's end
+        self._paused: Moment | None = None  # when the present pause began, and what was spent by then
 
     # ---- events -----------------------------------------------------------------------------------------------------
 
@@ -87,6 +91,10 @@ class Ledger:
                 self._commit(at, event.step)
             case RolledBack():
                 self._rolled_back(at, event.step)
+            case Paused():
+                self._paused = self._paused or Moment(at, self._spent(at))
+            case Unpaused():
+                self._go_on(at, entry.step)
             case TookOver():
                 if self._steps.begun is not None:
                     self._interruptions.happen("coordinator", at, entry.step, "")
@@ -143,6 +151,14 @@ class Ledger:
         )
         self._steps.commit(at, step, dollars)
 
+    def _go_on(self, at: float, step: int) -> None:
+        began, self._paused = self._paused, None
+        if began is None or self._steps.begun is None:
+            return
+        seconds, dollars = at - began.time, self._spent(at) - began.dollars
+        self._steps.put_off(seconds, dollars)
+        self._interruptions.paused(at=began.time, step=step, seconds=seconds, dollars=dollars)
+
     def _rolled_back(self, at: float, step: int) -> None:
         if self._steps.begun is None:
             return
@@ -158,6 +174,7 @@ class Ledger:
             "_closed_dollars": lives.ended_dollars,
             "_begun": steps.begun,
             "_done": self._done,
+            "_paused": self._paused,
             "_first_step": steps.first,
             "_committed": steps.committed,
             "_samples_per_step": steps.samples,
@@ -219,6 +236,7 @@ class Ledger:
         ledger._history = History(**document["history"])
         ledger._fixed = _life(document["fixed"])
         ledger._done = document["_done"]
+        ledger._paused = None if (since := document.get("_paused")) is None else Moment(since[0], since[1])
         return ledger
 
     # ---- figures ----------------------------------------------------------------------------------------------------

@@ -22,6 +22,14 @@ class Priced(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Unpriced(Event):
+    """A node has no known price, though the run has a budget. What it costs is not counted: the budget is not kept."""
+
+    kind = "unpriced"
+    node: Node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tariff(Event):
     """What the run costs beside its nodes, and what a restart from a checkpoint would take."""
 

@@ -29,7 +29,42 @@ class CheckpointFault(Event):
     why: Why = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveAsked(Event):
+    """Somebody asks for a checkpoint now: the next commit brings it."""
+
+    kind = "save_asked"
+    who: Annotated[str, "who asks"] = ""
+
+
 # ---- the run ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pausing(Event):
+    """The run is to pause: the next commit does it."""
+
+    kind = "pausing"
+    who: Annotated[str, "who asked for it; empty: a limit of the job's led to it"] = ""
+    why: Annotated[str, "the limit that the run has come to; empty: somebody asked"] = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paused(Event):
+    """No step is begun any more. Nodes keep what they hold, and are repaired as ever."""
+
+    kind = "paused"
+    who: Annotated[str, "who asked for it; empty: a limit of the job's led to it"] = ""
+    why: Annotated[str, "the limit that the run has come to; empty: somebody asked"] = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unpaused(Event):
+    """A run that was paused goes on."""
+
+    kind = "unpaused"
+    who: Annotated[str, "who asked for it"] = ""
+    budget: Annotated[float, "the dollars that the run may cost from now on; 0: no limit"] = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -75,6 +75,11 @@ class TrainedSteps:
         self.committed = step + 1
         self.since = Moment(at, dollars)
 
+    def put_off(self, seconds: float, dollars: float) -> None:
+        """The step that runs, or is to run, was held up for so long, which is not its own time."""
+        if self.since is not None:
+            self.since = Moment(self.since.time + seconds, self.since.dollars + dollars)
+
     def roll_back(self, step: int) -> None:
         """This step and later ones count no more; it runs again."""
         assert self.begun is not None

@@ -1,12 +1,12 @@
 """What goes wrong in a simulated cluster: with nodes, streams, coordinators, Redis, links and machines."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from culm.coordinator import reports
 from culm.coordinator import state as co
-from culm.pipeline.instruction import Instruction
 from culm.simulator.histories.arithmetic import Number
+from culm.simulator.histories.fault_counts import Counts, Kill
+from culm.simulator.histories.operator import Operator
 from culm.simulator.histories.start_up import LAST_WORDS
 from culm.simulator.histories.world import COORDINATOR, Node, World
 from culm.stage_server.worker.work import Reduce, Run, Sum, Work
@@ -30,35 +30,6 @@ from culm.stage_server.worker.work import Reduce, Run, Sum, Work
 #     _storage             ``simulated_storage``
 
 
-@dataclass(frozen=True)
-class Kill:
-    """Kill (or freeze for good) the node when it has finished this instruction of this step."""
-
-    node: str
-    step: int
-    instruction: Instruction
-    freeze: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Counts:
-    """How often something goes wrong, each time at a random moment."""
-
-    disturb: int = 1  # nodes are killed or frozen, or lose a stream
-    outages: int = 0  # of coordinators, Redis and the network
-    reducers: int = 0  # a node is killed when it has just summed up a layer, or sent one while others are to follow
-    changes: int = 0  # nodes are drained, or join
-    warnings: int = 0  # of machines that may have to go
-    links: int = 0  # two nodes do not reach each other for a while
-    for_good: bool = False  # those two never reach each other again
-    storage: int = 0  # the checkpoints' storage fails, or a file of theirs is torn
-    leaves: int = 0  # a node ends and says so, often while a new coordinator hears from the nodes
-    disks: int = 0  # a node reads other bytes of checkpoints than there are
-    forgets: int = 0  # Redis loses what it was given
-    power_cuts: int = 0  # every process ends, and Redis comes back older or empty
-    stops: int = 0  # coordinators are told to stop, and started again
-
-
 class Faults:
     """Random ones, and ``kills`` at named instructions."""
 
@@ -67,6 +38,7 @@ class Faults:
         self._counts = counts
         self._kills = list(kills)
         self._reducers = counts.reducers
+        self.operator = Operator(world)
         self._joined_later = 0
         self._cut_off: set[str] = set()  # nodes that reach nobody, or COORDINATOR
         self._cut_links: set[frozenset[str]] = set()
@@ -92,6 +64,7 @@ class Faults:
             for _ in range(count):
                 moment += self._world.random.choice([0.03, 0.3, 3.0]) * self._world.random.random()
                 self._world.clock.at(moment, happening)
+        self.operator.schedule(counts.pauses, counts.saves)
 
     def cut_off(self, one: str, other: str) -> bool:
         """Whether these two, nodes or a node and the coordinator, do not reach each other now."""
@@ -274,6 +247,7 @@ class Faults:
 
         def lose_memory() -> None:
             what = draw.random()
+            self.operator.forgot()
             if what < 0.4:
                 world.redis.empty()
             elif what < 0.7:
@@ -303,6 +277,7 @@ class Faults:
         self._crash_if_alive(0.1)
         for node in list(world.nodes.values()):
             self.kill(node)
+        self.operator.forgot()
         world.redis.go_back(draw.choice([0.1, 0.3, 1.0, 3.0, 1000.0]))  # the last one: to nothing
 
     def _crash_if_alive(self, least: float = 0.0) -> None:

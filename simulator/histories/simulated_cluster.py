@@ -17,9 +17,10 @@ from culm.pipeline.tally import TallyForm
 from culm.pipeline.ties import Tie
 from culm.simulator.histories.after_the_end import Afterlife, Ending
 from culm.simulator.histories.arithmetic import Number
+from culm.simulator.histories.fault_counts import Counts, Kill
 from culm.simulator.histories.invariants import check_log, check_node
 from culm.simulator.histories.plain_loop import plain_loop
-from culm.simulator.histories.random_faults import Counts, Faults, Kill
+from culm.simulator.histories.random_faults import Faults
 from culm.simulator.histories.simulated_coordinators import Leader
 from culm.simulator.histories.simulated_node import SimulatedNode
 from culm.simulator.histories.simulated_redis import SimulatedRedis
@@ -55,7 +56,7 @@ from culm.stage_server.worker.worker import Worker
 # After every event the invariants are looked at (``invariants``). At the end every committed loss and every holder's
 # state are compared with the plain loop's.
 
-STUCK_AFTER = 400.0  # virtual seconds: far more than any outage or wait here takes
+STUCK_AFTER = 400.0  # virtual seconds: more than all outages and waits here take
 
 
 class Broken(AssertionError):
@@ -313,12 +314,12 @@ class Cluster:
         return self.random.choice(living) if len(living) > 1 else living[0]
 
     def note_commit(self, command: cmd.Commit) -> None:
-        # On uneven hardware a step that nobody has applied may be computed again otherwise.
-        # The closing step has no loss of its own: it tells the last commit's, which a new leader may not know.
+        # Uneven hardware may compute an unapplied step again otherwise. The closing step tells the last commit's loss.
         loss = command.loss if command.step < self.trained else 0.0
         told = (loss, command.measured, command.evaluated)
         if repr(self.losses.setdefault((command.era, command.step), told)) != repr(told) and not self._uneven:
             raise Broken(f"seed {self.seed}: step {command.step} committed twice with different losses")
+        self.faults.operator.committed(command)
 
     def join_anew(self, node: Node) -> None:
         """The node was dismissed: it starts again, holding nothing."""

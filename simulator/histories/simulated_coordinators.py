@@ -51,6 +51,7 @@ class Leader:
         self.cut_from_redis = False
         self.streams: dict[str, tuple[Node, Channel]] = {}  # down to the attached incarnations
         self._pending: Document | None = None  # to be written, once Redis is there
+        self._pending_state: co.State | None = None  # what it was made from
         self.unwritten: list[tuple[float, cmd.Record]] = []  # events that are not in the log yet
         self.searched_at: float | None = None  # when the storage has last told it which checkpoints there are
         now, number = world.clock.now, self.number
@@ -77,6 +78,7 @@ class Leader:
         before = self.state
         self.state, commands = self.world.decide(self.state, report, self.world.clock.now)
         check_coordinator(self.world, self.state)
+        self.world.faults.operator.heard(before, report, self.state)
         if self.state.took_over_at is not None:
             check_takeover(before, commands)
         check_rollback(before, self.state, self.world.storage)
@@ -138,6 +140,8 @@ class Leader:
         document, self._pending = self._pending, None
         if not self.redis.write(document, self.term, self.number):
             self._lead_anew()
+        elif self._pending_state is not None:
+            self.world.faults.operator.written(self._pending_state)
 
     def _renew(self) -> None:
         """Keeps the lease: of two leaders at once, since Redis lost its memory, the one of the lower term goes."""
@@ -162,7 +166,7 @@ class Leader:
         elif isinstance(command, cmd.Persist):
             if self._pending is None:
                 self.world.clock.after(WRITE_SECONDS, self._write)
-            self._pending = to_document(self.state)
+            self._pending, self._pending_state = to_document(self.state), self.state
         elif isinstance(command, cmd.Publish):
             for name in self._heard():
                 self._order_plan(name, command)

@@ -40,13 +40,16 @@ class Applying(Generic[V]):
         self._effects = effects
         # What this node was last told to save after the last commit.
         self._last_share: frozenset[int] = frozenset()
+        # And of the newest other version that it was told to save: a pause keeps the run there.
+        self._share: tuple[int, frozenset[int]] = (0, frozenset())
 
     def end_era(self) -> None:
         self._last_share = frozenset()
+        self._share = (0, frozenset())
 
     def save_again(self) -> None:
-        """What was written of the last step's checkpoint is not there: ``save_at_the_end`` gives it once more."""
-        self._last_share = frozenset()
+        """What was written of the last checkpoint is not there: ``save_at_rest`` gives it once more."""
+        self.end_era()
 
     def work_of(self, commit: Commit, plan: Plan) -> Apply[V] | None:
         """The first queued commit as a piece of work; None while it waits for gradients that it has overtaken."""
@@ -79,18 +82,27 @@ class Applying(Generic[V]):
         whole = self._saves_now() if due or is_final or commit.save else ()
         if is_final:
             self._last_share = frozenset(whole)
+        if whole:
+            self._share = (at.version, frozenset(whole))
         return self._save(whole, commit) if whole else None
 
-    def save_at_the_end(self, last: Commit | None) -> Save | None:
-        """What this node lends to the checkpoint of the last step, as of the present plan.
+    def save_at_rest(self, last: Commit | None) -> Save | None:
+        """What this node lends to the checkpoint of the last step, or of a pause, as of the present plan.
 
         No later checkpoint makes good for a share that went with its node. So whoever takes that one's place saves it
-        again. A node that was seeded after the last commit has not heard its loss: the coordinator puts it in.
+        again. A node that was seeded after that commit has not heard its loss: the coordinator puts it in.
         """
-        whole = self._saves_now()
-        if self._last_share.issuperset(whole):
+        at, whole = self._at, self._saves_now()
+        if at.version >= at.end:
+            if self._last_share.issuperset(whole):
+                return None
+            self._last_share = frozenset(whole)
+            return self._save(whole, last)
+        version, told = self._share
+        has_begun = at.plan is not None and at.version > at.plan.origin.step  # else there is nothing new to save
+        if not whole or not has_begun or (version == at.version and told.issuperset(whole)):
             return None
-        self._last_share = frozenset(whole)
+        self._share = (at.version, frozenset(whole))
         return self._save(whole, last)
 
     def _save(self, layers: tuple[int, ...], commit: Commit | None) -> Save:
@@ -105,7 +117,7 @@ class Applying(Generic[V]):
             loss=loss,
             bookmark=at.bookmark,
             best_so_far=best_so_far,
-            last=step == at.steps,
+            last=step == at.steps or at.is_paused,
         )
 
     def _saves_now(self) -> tuple[int, ...]:

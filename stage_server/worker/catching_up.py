@@ -16,6 +16,8 @@ def may_wait(at: Position, plan: Plan, post: Post[V]) -> bool:
     """Whether the first queued commit waits. Never where this node's readiness was needed for it."""
     if at.commits[-1].step + 1 >= at.end:
         return False  # no later gradient will show that one is lost: the layer is fetched again
+    if at.will_pause:
+        return False  # nor will one before the run goes on
     for known in (plan, at.commits[0].next_plan):
         if known is not None and any(at.node in stage.required() for stage in known.stages):
             return False

@@ -10,7 +10,8 @@ whatever plan follows, so it is said once a step, and repeated as it was said.
 #   counts these (rule 6). A part is what this node holds of a stage: all of it, or under a plan that prepares another
 #   cut a piece of it, so the layers are named and not only the stage.
 # - *caught up*: a part that was behind is at the committed version. The coordinator makes its holder hot at a commit.
-# - *settled*: the same after the last commit, when nothing commits any more that could make a copy hot (rule 17).
+# - *settled*: the same while no step runs, after the last commit (rule 17) and in a pause (rule 24): nothing commits
+#   then that could make a copy hot.
 
 from itertools import chain
 from typing import Generic
@@ -43,7 +44,7 @@ class Facts(Generic[V]):
         # By the whole part: a lost node may give the whole stage to a node that was ready with a part of it, and both
         # begin at the same layer.
         self.ready: dict[Part, ReportReady] = {}
-        # After the last commit, by first layer: seeded copies, as they were said under one plan.
+        # While no step runs, by first layer: seeded copies, as they were said under one plan.
         self.settled: dict[int, ReportCaughtUp] = {}
 
     def progress(self) -> None:
@@ -51,11 +52,11 @@ class Facts(Generic[V]):
         plan = self._at.plan
         if plan is None:
             return
-        if self._at.version < self._at.end:
+        if not self._at.rests:
             self._effects.extend(self._holdings.fetches(plan, self._at.node))
             self.note_ready(plan)
             return
-        # Seeding goes on, though no later gradient and no commit will come: a gap shows by nothing else (rule 17).
+        # Seeding goes on, though no later gradient and no commit comes: a gap shows by nothing else (rules 17 and 24).
         self._holdings.close_gaps()
         self._effects.extend(self._holdings.fetches(plan, self._at.node))
         self.note_settled(plan)
@@ -96,7 +97,7 @@ class Facts(Generic[V]):
                 self._effects.append(self._caught_up(layers, plan))
 
     def note_settled(self, plan: Plan) -> None:
-        """After the last commit: of seeded copies that are whole. Each counts for one plan, so it is said under all."""
+        """While no step runs: of seeded copies that are whole. Each counts for one plan, so it is said under all."""
         self.settled = {first: x for first, x in self.settled.items() if x.order == plan.order}
         for stage, layers in plan.parts_of(self._at.node):
             if self._at.node in plan.stages[stage].required() or layers.start in self.settled:

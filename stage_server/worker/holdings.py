@@ -215,7 +215,7 @@ class Holdings(Generic[V]):
             self._restart(layer)
 
     def close_gaps(self) -> None:
-        """After the last commit: no later gradient will show that a missing one is lost. Its layer is fetched again."""
+        """While no step runs: no later gradient shows that a missing one is lost. Its layer is fetched again."""
         for layer, waiting in list(self._followups.items()):
             if self._versions.get(layer) is not None and any(x.whole is None for x in waiting):
                 self._restart(layer)

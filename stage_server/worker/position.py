@@ -78,6 +78,24 @@ class Position:
         """The version at which the run is over."""
         return self.evaluations.end(self.steps)
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether the plan has this node begin no step now."""
+        plan = self.plan
+        return plan is not None and plan.pause is not None and self.version >= plan.step
+
+    @property
+    def rests(self) -> bool:
+        """Whether no step runs here: the run is over, or paused before this one."""
+        return self.version >= self.end or self.is_paused
+
+    @property
+    def will_pause(self) -> bool:
+        """Whether the run pauses once all commits that are known here are applied."""
+        plans = [commit.next_plan for commit in self.commits if commit.next_plan is not None]
+        plan = plans[-1] if plans else self.plan
+        return plan is not None and plan.pause is not None
+
     def begin(self, version: int) -> None:
         """The step of this number is the running one from now on."""
         self.version = version

@@ -120,7 +120,7 @@ class Save:
     """Copy these layers, all at version ``step`` of an era, for a checkpoint.
 
     ``loss``: of the step that led to this version, and what was the best before it: the commit that tells them is at
-    hand only now. ``last``: of the run's last step, which no later checkpoint makes good for.
+    hand only now. ``last``: of the run's last step, or of a pause: no later checkpoint makes good for it.
     """
 
     era: int

@@ -310,8 +310,8 @@ class Worker(Generic[V]):
             return state
         if at.commits and at.commits[0].step == at.version and at.plan is not None:
             return self.applying.work_of(at.commits[0], at.plan)
-        if at.version >= at.end:
-            return self.applying.save_at_the_end(self.last_commit) if self.checkpoint_every else None
+        if at.rests:
+            return self.applying.save_at_rest(self.last_commit) if self.checkpoint_every else None
         if at.plan is None:
             return None
         summing = self.runner.summing.next_sum() or self.runner.summing.next_reduce()
@@ -320,7 +320,7 @@ class Worker(Generic[V]):
 
     def next_redundant(self) -> Run[V] | None:
         """A forward to run while ``next_work`` gives None: of a duty that this node stands by for, or None."""
-        if self.must_arrange or self.at.commits or self.at.version >= self.at.end:
+        if self.must_arrange or self.at.commits or self.at.rests:
             return None
         return self.runner.next_redundant()
 
@@ -391,7 +391,7 @@ class Worker(Generic[V]):
 
     def repeat_settled(self) -> tuple[ReportCaughtUp, ...]:
         """Which seeded copies are at the last version, for a coordinator that may have missed it."""
-        return tuple(self.facts.settled.values()) if self.at.version >= self.at.end else ()
+        return tuple(self.facts.settled.values()) if self.at.rests else ()
 
     def drain(self) -> list[Effect]:
         """What is to be sent since the last call, in order."""

@@ -6,10 +6,14 @@ from culm.coordinator import commands as cmd
 from culm.coordinator import reports
 from culm.coordinator import state as co
 from culm.coordinator.decide import advance, begin, validate
+from culm.coordinator.requests import Limits, Spent
+from culm.pipeline.checkpoints.manifest import File, folder_of
 from culm.pipeline.clip import SKIPPED
 from culm.pipeline.evaluations import NEVER, Evaluations
+from culm.pipeline.origin import Origin
 from culm.pipeline.patience import Patience
 
+NO_LIMITS = Limits()
 FOLDER = Path(__file__).parent / "coordinator_transcripts"
 
 
@@ -25,6 +29,8 @@ class CoordinatorPlay:
         measured: bool = False,
         evaluations: Evaluations = NEVER,
         worse_allowed: int = 0,
+        checkpoint_url: str = "",
+        limits: Limits = NO_LIMITS,
     ) -> None:
         self.state = begin(
             co.Settings(
@@ -37,6 +43,9 @@ class CoordinatorPlay:
                 measured=measured,
                 evaluations=evaluations,
                 worse_allowed=worse_allowed,
+                checkpoint_url=checkpoint_url,
+                checkpoint_every=1000 if checkpoint_url else 0,
+                limits=limits,
             )
         )
         self.now = 0.0
@@ -55,7 +64,8 @@ class CoordinatorPlay:
                 self.lines.append(f"         -> {to}: plan {command.plan.generation}{self._stages(command.plan)}")
             elif isinstance(command, cmd.Commit):
                 plan = command.next_plan
-                switch = f", then plan {plan.generation}{self._stages(plan)}" if plan else ""
+                switch = ", which asks for a checkpoint" if command.save else ""
+                switch += f", then plan {plan.generation}{self._stages(plan)}" if plan else ""
                 nothing = ", which applies nothing" if command.scale == SKIPPED else ""
                 self.lines.append(f"         -> all: commit {command.step}{nothing}{switch}")
             elif isinstance(command, cmd.Dismiss):
@@ -68,7 +78,8 @@ class CoordinatorPlay:
                 out += f" {s.first_layer}-{s.end_layer}:"
             standbys = "".join(f"+{b.node}{'' if b.hot else '(seeding)'}" for b in s.standbys)
             out += f"{'' if out.endswith(':') else ' '}{s.owner}{standbys}"
-        return f" [{out.strip()}]"
+        rests = ", begins no step" if plan.pause is not None else ""  # type: ignore[attr-defined]
+        return f" [{out.strip()}]{rests}"
 
     def join(self, node: str, zone: str = "", seconds: tuple[float, ...] = (), unmeasured: str = "") -> None:
         incarnation = self.incarnations[node] = self.incarnations.get(node, 0) + 1
@@ -111,8 +122,27 @@ class CoordinatorPlay:
                 )
                 self.report(f"{node} is ready with stage {s} of step {step}", ready)
 
+    def saved(self, step: int) -> None:
+        """Every layer of the checkpoint of this step is written, and then its manifest."""
+        plan = self.state.plan
+        assert plan is not None
+        node = plan.stages[0].owner
+        layers = range(plan.stages[-1].end_layer)
+        files = {layer: (File(f"layer-{layer}", 1, "0" * 64),) for layer in layers}
+        report = reports.Saved(
+            node=node, incarnation=self.incarnations[node], era=plan.era, step=step, files=files, loss=1.5
+        )
+        self.report(f"the nodes have written step {step}", report)
+        folder = folder_of(self.state.settings.checkpoint_url, step)
+        self.report("its manifest is written", reports.Checkpointed(Origin(step, folder, "0" * 64)))
+
+    def spent(self, dollars: float, *unpriced: str) -> None:
+        """So much so far, at this moment by the coordinator's clock."""
+        words = f"the run has cost {dollars:g} $" + (f", without {', '.join(unpriced)}" if unpriced else "")
+        self.report(words, Spent(dollars, self.now, unpriced))
+
     def caught_up(self) -> None:
-        """After the last commit: every copy that is being seeded is at the last version, under the present plan."""
+        """While no step runs: every copy that is being seeded is at the last version, under the present plan."""
         while self.state.plan is not None and (seeded := self._seeded()):
             node, layers = seeded[0]
             report = reports.CaughtUp(

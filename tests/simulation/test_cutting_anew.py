@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from culm.simulator.histories.random_faults import Kill
+from culm.simulator.histories.fault_counts import Kill
 from culm.simulator.histories.simulated_cluster import Cluster
 from tests.short import unit
 

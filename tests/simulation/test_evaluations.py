@@ -10,8 +10,8 @@ from culm.coordinator import step_numbers, stopping_early
 from culm.pipeline.early_stop import NONE_SO_FAR, BestSoFar
 from culm.pipeline.instruction import Duty, Instruction
 from culm.simulator.histories.after_the_end import Afterlife
+from culm.simulator.histories.fault_counts import Kill
 from culm.simulator.histories.node_arithmetic import Arithmetic
-from culm.simulator.histories.random_faults import Kill
 from culm.simulator.histories.simulated_cluster import Broken, Cluster
 from culm.stage_server.worker import heir, reduction
 from tests.simulation.test_everything import SOAK

@@ -8,7 +8,7 @@ import pytest
 
 from culm.pipeline.instruction import Instruction
 from culm.pipeline.money.kinds import Hot
-from culm.simulator.histories.random_faults import Kill
+from culm.simulator.histories.fault_counts import Kill
 from culm.simulator.histories.simulated_cluster import Cluster
 from tests.short import unit
 

@@ -42,6 +42,17 @@ def test_what_is_wrong_is_said_in_one_line(change: str, said: list[str]) -> None
         assert words in str(error.value)
 
 
+def test_a_budget_and_a_time_to_stop() -> None:
+    at = "2026-12-01T08:00:00+01:00"
+    for written in (f'job.stop_at="{at}"', f"job.stop_at={at}"):
+        job = load_job(EXAMPLES / "digits_mlp.toml", [written, "job.budget=25"])
+        assert (job.job.budget, job.job.stop_at, job.job.stops_at) == (25.0, at, 1_796_108_400.0)
+        assert parse_job(job_to_toml(job)) == job
+    for wrong, said in {"soon": "this is no time", "2026-12-01T08:00:00": "this time is of no zone"}.items():
+        with pytest.raises(JobError, match=said):
+            load_job(EXAMPLES / "digits_mlp.toml", [f'job.stop_at="{wrong}"'])
+
+
 def test_a_section_whose_name_is_misspelt_is_named() -> None:
     """It was said to be missing, and the one that was there not mentioned."""
     text = (EXAMPLES / "digits_mlp.toml").read_text().replace("[pipeline]", "[pipline]")

@@ -106,6 +106,33 @@ def test_the_worked_example_adds_up() -> None:
     assert cost.checkpoint_dollars == pytest.approx(cost.dollars * 132 / 32)
 
 
+def test_a_pause_costs_its_own_money_and_no_step_s_time() -> None:
+    log = Log()
+    log.joins(0, "n0")
+    log.joins(0, "n1")
+    log.plan(10)
+    for step in range(4):  # five seconds a step
+        log.commits(15 + 5 * step, step)
+    log.happens(30, "paused", 4, who="ada")
+    log.loses(60, "n1", 4)
+    log.joins(70, "n1", incarnation=2)
+    log.happens(130, "unpaused", 4, who="ada")
+    log.commits(137, 4)  # seven seconds: it is the lost node's step
+    cost = log.figures(137)
+    pause, lost = cost.interruptions
+    assert (pause.kind, pause.time, pause.step, pause.seconds) == ("pause", START + 30, 4, 100.0)
+    assert pause.dollars == pytest.approx(100 * 0.0001 + 90 * 0.0001), "two nodes, but for ten seconds"
+    assert (lost.kind, lost.seconds) == ("lost", 2.0)
+    assert (cost.seconds, cost.useful_seconds) == (127.0, 25.0)
+    ledger = Ledger.from_document(json.loads(json.dumps(Ledger().to_document())))
+    for event in log.events[:-2]:
+        ledger.take(of_message(event))
+    ledger = Ledger.from_document(json.loads(json.dumps(ledger.to_document())))  # a coordinator takes over in the pause
+    for event in log.events[-2:]:
+        ledger.take(of_message(event))
+    assert ledger.figures(START + 137) == cost
+
+
 def test_a_log_that_was_written_down_gives_the_same_figures_to_the_bit() -> None:
     log = worked_example()
     lines = [to_line(event) for event in log.events]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from culm.commands.run import refuse_to_write_over
 from culm.coordinator.commands import Command, Dismiss, LeadAnew, Publish
 from culm.coordinator.decide import advance, begin, validate
 from culm.coordinator.edges import origins
@@ -19,6 +20,7 @@ from culm.coordinator.reports import Available, CheckpointsFound, Joined, Report
 from culm.coordinator.rolling_back import roll_back
 from culm.coordinator.state import Phase, Settings, State
 from culm.pipeline.checkpoints.manifest import File, Found, Manifest, folder_of, write_manifest
+from culm.pipeline.errors import JobError
 from culm.pipeline.identity import Identity
 from culm.pipeline.job import job_to_toml, load_job
 from culm.pipeline.origin import Origin
@@ -45,6 +47,23 @@ def leave(settings: CoordinatorSettings, step: int, identity: Identity = CODE) -
         job=job.job.name, step=step, fingerprint="", loss=0.5, files=files, identity=identity, job_toml=job_to_toml(job)
     )
     return write_manifest(folder_of(job.checkpoint.url, step), manifest)
+
+
+def test_what_becomes_of_newer_ones_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Who goes back on purpose loses none of them unawares."""
+    settings = settings_for(tmp_path)
+    for step in (10, 20, 40):
+        leave(settings, step)
+    older = f"{tmp_path}/step-00000010"
+    said = origins.newer_in_words(settings.job, older)
+    assert "steps 20, 40 are newer than step 10, from which the run goes on" in said
+    assert "each stays until this run comes to its step, which writes over it" in said
+    for url in (str(tmp_path), f"{tmp_path}/step-00000040", f"{tmp_path}/elsewhere/step-00000010"):
+        assert origins.newer_in_words(settings.job, url) == ""
+    with pytest.raises(JobError, match="this run would write over it"):
+        refuse_to_write_over(settings.job, older, new_run=False)
+    refuse_to_write_over(settings.job, older, new_run=True)
+    assert said in capsys.readouterr().err
 
 
 def steps(found: list[Found]) -> list[int]:

@@ -125,6 +125,21 @@ def test_a_run_that_has_ended_is_shown_whole_at_once(tmp_path: Path) -> None:
     assert (recorded.look().status.step, recorded.look().status.job, recorded.look().ended) == (5, "run", True)
 
 
+def test_a_recorded_run_shows_its_pause() -> None:
+    replay = Replay()
+    found = []
+    told = [
+        event(1, 0, "paused", 3, who="ada"),
+        plan(2, 1, 3, [[0, 1, ["n0"], []]]),
+        event(3, 2, "unpaused", 3, who="ada"),
+    ]
+    for each in told:
+        replay.take(of_message(each))
+        status = replay.look(START + 3).status
+        found.append((status.phase, status.pause.who))
+    assert found == [("paused", "ada"), ("paused", "ada"), ("running", "")], "nodes are repaired in a pause, by plans"
+
+
 def test_a_log_that_is_none_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "run.jsonl.gz").write_text("not packed")
     with pytest.raises(JobError, match=r"run\.jsonl\.gz"):

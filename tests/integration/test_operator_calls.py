@@ -1,0 +1,65 @@
+"""What an operator asks over real gRPC, and what is refused in words."""
+
+import time
+from collections.abc import Awaitable
+from dataclasses import replace
+
+import grpc
+import pytest
+
+from culm.protos import coordinator_pb2 as pb
+from tests.integration.test_coordinator_service import Cluster, run
+
+
+async def refused(call: Awaitable[object]) -> str:
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await call
+    return error.value.details() or ""
+
+
+def test_a_run_that_waits_is_paused_and_let_go_on() -> None:
+    async def scenario(running: Cluster) -> None:
+        before = time.time()
+        await running.stub.Pause(pb.PauseRequest(who="ada@laptop"))
+        status = await running.stub.GetStatus(pb.GetStatusRequest())
+        assert (status.phase, status.pause.who) == ("waiting", "ada@laptop")
+        assert before <= status.pause.since <= time.time()
+        assert status.detail.startswith("paused by ada@laptop at ")
+        n0, _ = await running.pair()
+        status = await running.until(lambda s: s.phase == "paused")
+        assert status.plan.pause.who == "ada@laptop"
+        await running.stub.Resume(pb.ResumeRequest(who="bob@laptop"))
+        plan = (await n0.hear("plan")).plan
+        assert not plan.HasField("pause")
+        assert (await running.until(lambda s: s.phase == "running")).pause == pb.Pause()
+        kinds = [event.kind for event in await running.events()]
+        assert kinds.index("paused") < kinds.index("unpaused")
+
+    run(scenario)
+
+
+def test_a_run_that_pauses_before_its_first_step_has_nothing_to_save() -> None:
+    async def scenario(running: Cluster) -> None:
+        settings = replace(running.leader.state.settings, checkpoint_url="file:///culm")
+        running.leader._state = replace(running.leader.state, settings=settings)
+        await running.stub.Pause(pb.PauseRequest(who="ada@laptop"))
+        await running.pair()
+        await running.until(lambda s: s.phase == "paused")
+        save = running.stub.SaveCheckpoint(pb.SaveCheckpointRequest(who="ada"))
+        assert "no step is trained yet, so there is nothing to be saved: the run is paused" in await refused(save)
+
+    run(scenario)
+
+
+def test_what_cannot_be_done_is_refused_with_the_mend() -> None:
+    async def scenario(running: Cluster) -> None:
+        save = running.stub.SaveCheckpoint(pb.SaveCheckpointRequest(who="ada"))
+        assert "the job has no [checkpoint] section: add one with url" in await refused(save)
+        pause = running.stub.Pause(pb.PauseRequest(who="a" * 1000))
+        assert "who asks has 1000 characters" in await refused(pause)
+        budget = running.stub.Resume(pb.ResumeRequest(budget=float("nan")))
+        assert "the budget is nan" in await refused(budget)
+        late = running.stub.Resume(pb.ResumeRequest(stop_at=1.0))
+        assert "1970-01-01 00:00:01 UTC has passed" in await refused(late)
+
+    run(scenario)
