@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from culm.__main__ import MODULES, make_parser
+from culm.engines.skypilot import STORAGES
 from culm.local.authority import SERVERS
 from culm.pipeline.job import load_job
 
@@ -26,7 +27,7 @@ ARRIVING_VARIABLES: set[str] = set()
 ARRIVING_COMMANDS: set[str] = set()
 VARIABLE = re.compile(r"\bCULM_[A-Z][A-Z_]*[A-Z]\b")
 COMMAND_LINES = (
-    re.compile(r"(?:^|\s)(?:\.venv/bin/)?culm ((?:status|events|doctor|coordinator|stage|ui)\b[^;'|#`\n]*)"),
+    re.compile(rf"(?:^|[\s`])(?:\.venv/bin/)?culm ((?:{'|'.join(MODULES)})\b[^;'|#`\n]*)"),
     re.compile(r"--entrypoint culm \$\{IMAGE\} (.*)"),
 )
 
@@ -102,9 +103,11 @@ def test_every_command_line_is_understood(path: Path) -> None:
 
 def test_command_lines_are_found_at_all() -> None:
     found = {name_of(p): [w[0] for w in command_lines(p)] for p in FILES if command_lines(p)}
-    assert found["kubernetes/stage.yaml"] == found["skypilot/stage.yaml"] == found["vm/culm-stage.service"] == ["stage"]
-    assert found["skypilot/coordinator.yaml"] == found["vm/culm-coordinator.service"] == ["coordinator"]
-    assert {"status", "events", "doctor"} <= set(found["kubernetes/README.md"])
+    assert found["kubernetes/stage.yaml"] == found["vm/culm-stage.service"] == ["stage"]
+    assert found["skypilot/stage.yaml"] == ["up", "stage", "status"]
+    assert found["skypilot/coordinator.yaml"] == ["up", "coordinator"]
+    assert found["vm/culm-coordinator.service"] == ["coordinator"]
+    assert {"status", "events", "doctor", "certs", "drain", "checkpoint", "up"} <= set(found["kubernetes/README.md"])
 
 
 def test_the_kustomization_names_every_manifest_and_image() -> None:
@@ -319,30 +322,54 @@ def test_whoever_listens_for_others_has_certificates() -> None:
         (task,) = documents(DEPLOY / "skypilot" / f"{name}.yaml")
         assert "CULM_LISTEN=0.0.0.0" in task["run"]
         assert "CULM_TLS_DIR=~/culm-tls" in task["run"]
-        assert task["file_mounts"] == {"~/culm-tls": f"~/culm-certs/{name}"}
+        assert {"CA_CRT", "TLS_CRT", "TLS_KEY"} <= set(task["secrets"])
+        assert not any(task["secrets"].values())
+        assert "~/culm-tls" not in task.get("file_mounts", {}), "managed jobs would put the keys into a bucket"
+        assert all(f"--secret {secret}" in readme.replace("\\\n", " ") for secret in task["secrets"])
     assert "culm certs init ~/culm-certs" in readme
 
 
 def test_skypilots_machines_can_reach_the_storage_that_the_page_speaks_of() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert {scheme: STORAGES[scheme] for scheme in project if scheme in STORAGES} == {
+        scheme: project[scheme][0].partition(">")[0] for scheme in STORAGES if scheme in project
+    }
     for name in ("coordinator", "stage"):
         (task,) = documents(DEPLOY / "skypilot" / f"{name}.yaml")
-        assert task["setup"].splitlines()[-1] == ".venv/bin/python -m pip install --quiet -c constraints.txt $STORAGE"
-        assert project["gs"][0].startswith(task["envs"]["STORAGE"])
+        assert "pip install --quiet $PACKAGES $STORAGE\n" in task["setup"]
+        assert "pip install --quiet -c constraints.txt pip $STORAGE\n" in task["setup"]
+        assert task["envs"]["STORAGE"] == STORAGES["gs"]
 
 
 def test_skypilot_starts_a_node_that_died_and_tells_it_from_one_that_handed_over(tmp_path: Path) -> None:
+    """And from one whose run is done: its machine is given back."""
     (task,) = documents(DEPLOY / "skypilot" / "stage.yaml")
     loop = task["run"][task["run"].index("while true") :]
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
     node = tmp_path / ".venv" / "bin" / "culm"
-    node.write_text("#!/bin/sh\necho started >> log\ncode=$(head -n 1 codes)\nsed -i 1d codes\nexit $code\n")
+    node.write_text(
+        "#!/bin/sh\n"
+        'if [ "$1" = status ]; then cat phase; exit; fi\n'
+        "echo started >> log\ncode=$(head -n 1 codes)\nsed -i 1d codes\n"
+        '[ -s codes ] || echo \'{"job": "digits", "phase": "done"}\' > phase\nexit $code\n'
+    )
     node.chmod(0o755)
-    (tmp_path / "codes").write_text("137\n0\n1\n2\n")
-    stubbed = f"sleep() {{ echo waited $1 >> log; }}\n{loop}"
-    done = subprocess.run(["bash", "-c", stubbed], cwd=tmp_path)
-    assert done.returncode == 2
-    expected = ["started", "waited 1", "started", "waited 180", "started", "waited 1", "started"]
+    (tmp_path / "phase").write_text('{"job": "digits", "phase": "running"}\n')
+    (tmp_path / "codes").write_text("137\n0\n1\n2\n0\n")
+    stubbed = f"set -e\nsleep() {{ echo waited $1 >> log; }}\n{loop}"
+    done = subprocess.run(["bash", "-c", stubbed], cwd=tmp_path, timeout=60)
+    assert done.returncode == 0
+    expected = [
+        "started",
+        "waited 1",
+        "started",
+        "waited 180",
+        "started",
+        "waited 1",
+        "started",
+        "waited 30",
+        "started",
+    ]
     assert (tmp_path / "log").read_text().split("\n")[:-1] == expected
 
 
