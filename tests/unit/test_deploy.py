@@ -315,6 +315,50 @@ def test_metrics_are_served_where_ports_and_policies_name_them() -> None:
     assert f"port: {METRICS_PORT}" in prometheus
 
 
+def test_pods_run_as_the_images_user_and_write_to_no_image() -> None:
+    """A user without an entry in /etc/passwd has no name, which torch.compile once asked for, and / as its home."""
+    (user,) = re.findall(r"^USER (\d+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    for name in ("culm-coordinator", "culm-stage", "culm-ui"):
+        context = pods()[name]["spec"]["securityContext"]
+        assert context["runAsUser"] == context["fsGroup"] == int(user), name
+    for name, pod in pods().items():
+        assert container(name)["securityContext"]["readOnlyRootFilesystem"] is True, name
+        mounted = {m["name"]: m["mountPath"] for m in container(name)["volumeMounts"]}
+        written = [mounted[volume["name"]] for volume in pod["spec"]["volumes"] if "emptyDir" in volume]
+        assert "/tmp" in written, name
+    told = {e["name"]: e.get("value", "") for e in container("culm-stage")["env"]}
+    assert told["HOME"] == "/tmp"
+
+
+def test_probes_work_with_tls_and_cost_less_than_a_hundredth_of_a_core() -> None:
+    """``culm health`` takes 0.2 s of a core, and Kubernetes' gRPC probe knows no certificates."""
+    kinds = {"culm-coordinator": ("tcpSocket", "httpGet"), "culm-stage": ("tcpSocket", "httpGet")}
+    kinds["culm-ui"] = ("httpGet", "httpGet")
+    for name, (ready, alive) in kinds.items():
+        own = container(name)
+        ports = {p["name"] for p in own["ports"]}
+        probes = {kind: own[kind] for kind in ("readinessProbe", "livenessProbe", "startupProbe") if kind in own}
+        assert ready in probes["readinessProbe"], name
+        assert alive in probes["livenessProbe"], name
+        for kind, probe in probes.items():
+            asked = probe.get("httpGet") or probe["tcpSocket"]
+            assert asked["port"] in ports, f"{name}: {kind}"
+            if "httpGet" in probe:
+                assert asked["path"] == ("/_stcore/health" if name == "culm-ui" else "/metrics"), f"{name}: {kind}"
+        patience = probes["livenessProbe"]["periodSeconds"] * probes["livenessProbe"]["failureThreshold"]
+        assert patience >= 180, "whoever compiles a model, or reads a large one, is not started again for it"
+        # Who asks for ``latest`` would pull it each time, and find no image that lies on the machine alone.
+        assert own["imagePullPolicy"] == "IfNotPresent", name
+
+
+def test_a_machine_that_vanished_is_replaced_within_a_minute() -> None:
+    for name in ("culm-coordinator", "culm-stage"):
+        left = {
+            x["key"]: x["tolerationSeconds"] for x in pods()[name]["spec"]["tolerations"] if "tolerationSeconds" in x
+        }
+        assert left == {"node.kubernetes.io/not-ready": 30, "node.kubernetes.io/unreachable": 30}, name
+
+
 def test_whoever_listens_for_others_has_certificates() -> None:
     """Without, the command ends with 2: SkyPilot's files did. The page says who makes them, and where."""
     readme = (DEPLOY / "skypilot" / "README.md").read_text()

@@ -105,7 +105,7 @@ def asked(here: Path) -> list[dict[str, Any]]:
 
 def variables(words: list[str]) -> dict[str, str]:
     pairs = [words[i + 1].split("=", 1) for i, word in enumerate(words) if word == "--env"]
-    return dict(pairs)  # type: ignore[arg-type]
+    return dict(pairs)
 
 
 def test_it_launches_waits_and_is_reached_and_ended(here: Path, folder: Path) -> None:
