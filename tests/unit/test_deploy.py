@@ -4,22 +4,27 @@ import re
 import shlex
 import subprocess
 import tomllib
-from base64 import b64decode
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
 from culm.__main__ import MODULES, make_parser
-from culm.engines.skypilot import STORAGES
 from culm.local.authority import SERVERS
 from culm.pipeline.job import load_job
+from tests.unit.deployed import (
+    DEPLOY,
+    FILES,
+    KUBERNETES,
+    ROOT,
+    compose,
+    container,
+    documents,
+    mounts,
+    name_of,
+    objects,
+    pods,
+)
 
-ROOT = Path(__file__).parents[2]
-DEPLOY = ROOT / "deploy"
-KUBERNETES = DEPLOY / "kubernetes"
-FILES = sorted(p for p in DEPLOY.rglob("*") if p.is_file())
 YAML = [p for p in FILES if p.suffix == ".yaml"]
 CODE = [ROOT / folder for folder in ("culm", "coordinator", "stage_server", "pipeline", "ui")]
 # Of services that are described here before they are built: empty this when they are there.
@@ -33,44 +38,6 @@ COMMAND_LINES = (
 
 
 METRICS_PORT = 9464
-
-
-def name_of(path: Path) -> str:
-    return str(path.relative_to(DEPLOY))
-
-
-def compose() -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
-    return found
-
-
-def mounts(service: dict[str, Any]) -> dict[str, str]:
-    """What a compose service mounts, by where; ``:ro`` stays."""
-    found: dict[str, str] = {}
-    for volume in service.get("volumes", []):
-        source, _, target = volume.partition(":")
-        found[target] = source
-    return found
-
-
-def documents(path: Path) -> list[dict[str, Any]]:
-    return list(yaml.safe_load_all(path.read_text()))
-
-
-def objects(kind: str) -> list[dict[str, Any]]:
-    """Of the cluster, by kind."""
-    return [d for path in sorted(KUBERNETES.glob("*.yaml")) for d in documents(path) if d["kind"] == kind]
-
-
-def pods() -> dict[str, dict[str, Any]]:
-    """The pod templates by the name of what makes them."""
-    return {d["metadata"]["name"]: d["spec"]["template"] for k in ("Deployment", "StatefulSet") for d in objects(k)}
-
-
-def container(name: str) -> dict[str, Any]:
-    (only,) = pods()[name]["spec"]["containers"]
-    found: dict[str, Any] = only
-    return found
 
 
 @pytest.mark.parametrize("path", YAML, ids=name_of)
@@ -162,50 +129,11 @@ def test_a_stage_has_the_time_to_hand_over() -> None:
     assert "TimeoutStopSec=30" in unit
 
 
-@pytest.mark.parametrize("service", ["stage", "coordinator"])
-def test_cloud_init_carries_the_very_unit(service: str) -> None:
-    path = DEPLOY / "vm" / f"cloud-init-{service}.yaml"
-    assert path.read_text().startswith("#cloud-config\n")
-    (config,) = documents(path)
-    files = {f["path"]: f["content"] for f in config["write_files"]}
-    unit = f"culm-{service}.service"
-    assert files[f"/etc/systemd/system/{unit}"] == (DEPLOY / "vm" / unit).read_text()
-    if service == "coordinator":
-        assert files["/etc/culm/job.toml"] == (ROOT / "examples" / "digits_mlp.toml").read_text()
-
-
-@pytest.mark.parametrize("service", ["stage", "coordinator"])
-def test_cloud_init_takes_certificates_as_its_page_has_them_pasted(service: str, tmp_path: Path) -> None:
-    """A PEM file's own lines, pasted where the first one goes, are no YAML."""
-    pem = tmp_path / "a.pem"
-    pem.write_text(f"-----BEGIN CERTIFICATE-----\n{'QUJD' * 16}\n{'REVG' * 16}\n-----END CERTIFICATE-----\n")
-    text = (DEPLOY / "vm" / f"cloud-init-{service}.yaml").read_text()
-    assert "base64 < FILE | tr -d '\\n'" in text
-    pasted = subprocess.run(["sh", "-c", f"base64 < {pem} | tr -d '\\n'"], capture_output=True, text=True, check=True)
-    config = yaml.safe_load(text.replace("PASTE IT HERE", pasted.stdout))
-    secrets = [f for f in config["write_files"] if f["path"].startswith("/etc/culm/tls/")]
-    assert [f["path"].rpartition("/")[2] for f in secrets] == ["ca.crt", "tls.crt", "tls.key"]
-    for file in secrets:
-        assert file["encoding"] == "b64"
-        assert b64decode(file["content"], validate=True) == pem.read_bytes()
-
-
-@pytest.mark.parametrize("service", ["stage", "coordinator"])
-def test_a_unit_that_waits_for_cloud_init_is_in_no_cycle_at_the_next_boot(service: str) -> None:
-    """``cloud-final`` starts after ``multi-user.target``, which comes after what it wants unless that says otherwise.
-
-    systemd breaks a cycle by not starting one of its units.
-    """
-    unit = (DEPLOY / "vm" / f"culm-{service}.service").read_text()
-    (after,) = re.findall(r"^After=(.*)$", unit, re.MULTILINE)
-    (wanted_by,) = re.findall(r"^WantedBy=(.*)$", unit, re.MULTILINE)
-    assert {"cloud-final.service", wanted_by} <= set(after.split())
-
-
-def test_a_balanced_group_moves_no_machines_by_itself() -> None:
-    """Google Cloud refuses the shape BALANCED otherwise, and a machine that it moves is a lost node."""
-    text = (DEPLOY / "vm" / "README.md").read_text()
-    assert "--target-distribution-shape BALANCED --instance-redistribution-type NONE\n" in text
+def test_a_wheel_has_the_files_that_engines_hand_on() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    found = {path for pattern in settings["package-data"]["culm"] for path in ROOT.glob(pattern)}
+    needed = {p for engine in ("kubernetes", "skypilot") for p in (DEPLOY / engine).iterdir() if p.suffix != ".md"}
+    assert needed <= found
 
 
 def test_another_job_of_compose_is_a_run_of_its_own() -> None:
@@ -357,64 +285,6 @@ def test_a_machine_that_vanished_is_replaced_within_a_minute() -> None:
             x["key"]: x["tolerationSeconds"] for x in pods()[name]["spec"]["tolerations"] if "tolerationSeconds" in x
         }
         assert left == {"node.kubernetes.io/not-ready": 30, "node.kubernetes.io/unreachable": 30}, name
-
-
-def test_whoever_listens_for_others_has_certificates() -> None:
-    """Without, the command ends with 2: SkyPilot's files did. The page says who makes them, and where."""
-    readme = (DEPLOY / "skypilot" / "README.md").read_text()
-    for name in ("coordinator", "stage"):
-        (task,) = documents(DEPLOY / "skypilot" / f"{name}.yaml")
-        assert "CULM_LISTEN=0.0.0.0" in task["run"]
-        assert "CULM_TLS_DIR=~/culm-tls" in task["run"]
-        assert {"CA_CRT", "TLS_CRT", "TLS_KEY"} <= set(task["secrets"])
-        assert not any(task["secrets"].values())
-        assert "~/culm-tls" not in task.get("file_mounts", {}), "managed jobs would put the keys into a bucket"
-        assert all(f"--secret {secret}" in readme.replace("\\\n", " ") for secret in task["secrets"])
-    assert "culm certs init ~/culm-certs" in readme
-
-
-def test_skypilots_machines_can_reach_the_storage_that_the_page_speaks_of() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert {scheme: STORAGES[scheme] for scheme in project if scheme in STORAGES} == {
-        scheme: project[scheme][0].partition(">")[0] for scheme in STORAGES if scheme in project
-    }
-    for name in ("coordinator", "stage"):
-        (task,) = documents(DEPLOY / "skypilot" / f"{name}.yaml")
-        assert "pip install --quiet $PACKAGES $STORAGE\n" in task["setup"]
-        assert "pip install --quiet -c constraints.txt pip $STORAGE\n" in task["setup"]
-        assert task["envs"]["STORAGE"] == STORAGES["gs"]
-
-
-def test_skypilot_starts_a_node_that_died_and_tells_it_from_one_that_handed_over(tmp_path: Path) -> None:
-    """And from one whose run is done: its machine is given back."""
-    (task,) = documents(DEPLOY / "skypilot" / "stage.yaml")
-    loop = task["run"][task["run"].index("while true") :]
-    (tmp_path / ".venv" / "bin").mkdir(parents=True)
-    node = tmp_path / ".venv" / "bin" / "culm"
-    node.write_text(
-        "#!/bin/sh\n"
-        'if [ "$1" = status ]; then cat phase; exit; fi\n'
-        "echo started >> log\ncode=$(head -n 1 codes)\nsed -i 1d codes\n"
-        '[ -s codes ] || echo \'{"job": "digits", "phase": "done"}\' > phase\nexit $code\n'
-    )
-    node.chmod(0o755)
-    (tmp_path / "phase").write_text('{"job": "digits", "phase": "running"}\n')
-    (tmp_path / "codes").write_text("137\n0\n1\n2\n0\n")
-    stubbed = f"set -e\nsleep() {{ echo waited $1 >> log; }}\n{loop}"
-    done = subprocess.run(["bash", "-c", stubbed], cwd=tmp_path, timeout=60)
-    assert done.returncode == 0
-    expected = [
-        "started",
-        "waited 1",
-        "started",
-        "waited 180",
-        "started",
-        "waited 1",
-        "started",
-        "waited 30",
-        "started",
-    ]
-    assert (tmp_path / "log").read_text().split("\n")[:-1] == expected
 
 
 def scripts() -> dict[str, str]:
