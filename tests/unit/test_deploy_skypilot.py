@@ -64,3 +64,15 @@ def test_skypilot_starts_a_node_that_died_and_tells_it_from_one_that_handed_over
         "started",
     ]
     assert (tmp_path / "log").read_text().split("\n")[:-1] == expected
+
+
+def test_a_task_without_its_secrets_ends_and_names_the_missing_one(tmp_path: Path) -> None:
+    """SkyPilot starts such a task."""
+    for name in ("coordinator", "stage"):
+        (task,) = documents(DEPLOY / "skypilot" / f"{name}.yaml")
+        environment = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "CA_CRT": "QUJD", "TLS_CRT": "QUJD"}
+        words = ["bash", "-c", task["run"]]
+        done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+        assert done.returncode != 0
+        assert done.stderr.strip().endswith("TLS_KEY: is a secret: add --secret")
+        assert not (tmp_path / "culm-tls").exists()
