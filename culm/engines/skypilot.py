@@ -77,7 +77,7 @@ class SkyPilot:
         "launch": "more words for the sky jobs launch of the stage servers, such as '--cpus 8+ --memory 32+'",
         "coordinator_launch": "the same for the sky launch of the coordinator",
         "workdir": "the folder with your code, which SkyPilot copies to each machine; default: the current one",
-        "pip": "what pip installs there; default: culm, or nothing where the workdir is Culm's own repository",
+        "pip": "what pip installs there, Culm for one; default: the workdir, which is Culm's own repository then",
         "task": "another task file for the stage servers; default: deploy/skypilot/stage.yaml",
         "coordinator_task": "another task file for the coordinator; default: deploy/skypilot/coordinator.yaml",
     }
@@ -242,8 +242,10 @@ def _told(words: list[str], task: Path, environment: Mapping[str, str], hidden: 
 def _shared(folder: Path, wish: Wish) -> dict[str, str]:
     """What both kinds of machine install."""
     url = tomllib.loads((folder / "job.toml").read_text()).get("checkpoint", {}).get("url", "")
-    is_repository = (_workdir(wish) / "stage_server" / "node.py").exists()
-    packages = wish.options.get("pip") or ("" if is_repository else "culm")
+    packages = wish.options.get("pip", "")
+    if not packages and not (_workdir(wish) / "stage_server" / "node.py").exists():
+        mend = "say --with pip=PACKAGE: its name, a URL, or ./FILE.whl for a wheel in that folder"
+        raise JobError("nothing says how Culm gets to the machines", f"--with workdir={_workdir(wish)}", mend)
     return {"PACKAGES": packages, "STORAGE": STORAGES.get(str(url).partition("://")[0], "")}
 
 

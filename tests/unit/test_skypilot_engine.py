@@ -189,9 +189,12 @@ def test_what_machines_install_and_rent_follows_from_the_job_and_the_folder(
     job = DIGITS.read_text().replace("[job]\n", '[job]\ndevice = "cuda"\n')
     (folder / "job.toml").write_text(f'{job}\n[checkpoint]\nurl = "s3://bucket/run"\nevery = 10\n')
     elsewhere = replace(wish(workdir=str(tmp_path)), job_folder=ROOT)
+    with pytest.raises(JobError, match=r"nothing says how Culm gets to the machines; say --with pip=PACKAGE"):
+        SkyPilot().plan(folder, elsewhere)
+    elsewhere = replace(elsewhere, options={**elsewhere.options, "pip": "./culm.whl torchvision"})
     shown = [shlex.split(x) for x in SkyPilot().plan(folder, elsewhere).splitlines() if x.startswith("sky ")]
     told = variables(shown[1])
-    assert (told["PACKAGES"], told["STORAGE"], told["MODULES"]) == ("culm", "s3fs", ".")
+    assert (told["PACKAGES"], told["STORAGE"], told["MODULES"]) == ("./culm.whl torchvision", "s3fs", ".")
     assert "--gpus" not in shown[1]
     assert shown[0][shown[0].index("--workdir") + 1] == str(tmp_path)
 
