@@ -21,6 +21,7 @@ GCP_ITEMS = {
 AZURE_COMPUTE = json.dumps(
     {"name": "vm_0", "vmSize": "Standard_NC6s_v3", "location": "westeurope", "zone": "2", "priority": "Spot"}
 ).encode()
+AZURE_TEXTS = {"/metadata/instance/compute/location": b"westeurope", "/metadata/instance/compute/zone": b"2"}
 
 
 class MetadataServer:
@@ -188,6 +189,7 @@ class MetadataServer:
         items = {
             "/latest/dynamic/instance-identity/document": AWS_IDENTITY,
             "/latest/meta-data/instance-life-cycle": b"spot",
+            "/latest/meta-data/placement/availability-zone": b"us-east-1b",
             "/latest/meta-data/spot/instance-action": self._action,
             "/latest/meta-data/events/recommendations/rebalance": self._rebalance,
         }
@@ -221,6 +223,8 @@ class MetadataServer:
             return 400, b"", {}
         if path == "/metadata/instance/compute/name" and self._vm is not None and query.get("format") == "text":
             return 200, self._vm.encode(), {}
+        if path in AZURE_TEXTS and query.get("format") == "text":
+            return 200, AZURE_TEXTS[path], {}
         if path == "/metadata/instance/compute" and query.get("format") == "json":
             return 200, AZURE_COMPUTE, {"Content-Type": "application/json"}
         if path == "/metadata/scheduledevents":

@@ -23,6 +23,7 @@ ENGINES = {
     "slurm": "culm.engines.slurm:Slurm",
     "ray": "culm.engines.ray_cluster:RayCluster",
     "kubernetes": "culm.engines.kubernetes:Kubernetes",
+    "skypilot": "culm.engines.skypilot:SkyPilot",
 }
 
 

@@ -126,9 +126,7 @@ def _overlay(folder: Path, wish: Wish) -> Path:
     for role in ROLES:
         shutil.copytree(folder / "certs" / role, overlay / "certs" / role, dirs_exist_ok=True)
     private.write_text(overlay / "redis-password", secrets.token_urlsafe(32))
-    patches = [json.dumps(patch, indent=2) for patch in _patches(wish, settings.run)]  # JSON is YAML
-    private.write_text(overlay / "patches.yaml", "\n---\n".join(patches))
-    private.write_text(overlay / "kustomization.yaml", json.dumps(_kustomization(wish), indent=2))
+    private.write_text(overlay / "kustomization.yaml", json.dumps(_kustomization(wish, settings.run), indent=2))
     return overlay
 
 
@@ -144,7 +142,8 @@ def _patches(wish: Wish, run: str) -> list[dict[str, Any]]:
     return patches
 
 
-def _kustomization(wish: Wish) -> dict[str, Any]:
+def _kustomization(wish: Wish, run: str) -> dict[str, Any]:
+    """As JSON it is YAML too."""
     registry, tag = wish.options.get("registry", "culm").rstrip("/"), wish.options.get("tag", "latest")
     files = {role: [f"certs/{role}/{name}" for name in ("ca.crt", "tls.crt", "tls.key")] for role in ROLES}
     plain = {"disableNameSuffixHash": True}
@@ -163,7 +162,7 @@ def _kustomization(wish: Wish) -> dict[str, Any]:
             for each in ("coordinator", "stage", "ui")
         ],
         "replicas": [{"name": "culm-stage", "count": wish.nodes}],
-        "patchesStrategicMerge": ["patches.yaml"],
+        "patches": [{"patch": json.dumps(patch)} for patch in _patches(wish, run)],
     }
 
 

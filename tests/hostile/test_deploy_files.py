@@ -1,11 +1,14 @@
 """What deploy/ ships starts: SkyPilot's shell lines train a job, and the Redis that is set up wants its password."""
 
+import base64
 import os
+import shutil
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +50,8 @@ def shell(script: str, folder: Path, environment: dict[str, str], log: Path) -> 
     try:
         yield process
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it has ended, and what it started as well
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
@@ -66,11 +70,17 @@ def machine(home: Path, name: str) -> tuple[Path, dict[str, str], str]:
     told = task(name)
     (home / name).mkdir(exist_ok=True)
     for target, source in told.get("file_mounts", {}).items():
-        place = home / name / target.removeprefix("~/")
-        place.unlink(missing_ok=True)
-        place.symlink_to(home / source.removeprefix("~/"))
+        local = source.replace("${CULM_JOB}", told["envs"]["CULM_JOB"])
+        shutil.copy(ROOT / local, home / name / target.removeprefix("~/"))
     kept = {k: v for k, v in os.environ.items() if not k.startswith("CULM_")}
-    environment = {**kept, **told["envs"], "HOME": str(home / name), "SKYPILOT_CLUSTER_INFO": '{"zone": null}'}
+    files = {"CA_CRT": "ca.crt", "TLS_CRT": "tls.crt", "TLS_KEY": "tls.key"}
+    secrets = {
+        secret: base64.b64encode((home / "culm-certs" / name / file).read_bytes()).decode()
+        for secret, file in files.items()
+    }
+    assert set(told["secrets"]) - {"REDIS_PASSWORD"} == set(secrets)
+    environment = {**kept, **told["envs"], **secrets, "HOME": str(home / name)}
+    environment["SKYPILOT_CLUSTER_INFO"] = '{"zone": null}'
     script: str = told["run"].replace(":7071", ":0").replace("0.0.0.0:9464", "127.0.0.1:0")
     return home / name, environment, script
 
@@ -83,26 +93,32 @@ def test_skypilots_files_as_shipped_train_their_job(home: Path, monkeypatch: pyt
         (own / "culm-redis-url").write_text(redis.url + "\n")
         script = script.replace(":7070", f":{port}")
         stack.enter_context(shell(script, ROOT, environment, home / "coordinator.log"))
-        _, environment, script = machine(home, "stage")
-        script = script.replace("CULM_ADVERTISE", "NOT_USED")  # which would name a port of the machine's own
+        nodes = []
         for i in range(3):
+            own, environment, script = machine(home, "stage")
+            script = script.replace("CULM_ADVERTISE", "NOT_USED")  # which would name a port of the machine's own
             here = {
                 **environment,
                 "CULM_NAME": f"n{i}",
                 "CULM_COORDINATOR": f"127.0.0.1:{port}",
                 "CULM_NOTICES": "none",
             }
-            stack.enter_context(shell(script, ROOT, environment | here, home / f"n{i}.log"))
-        monkeypatch.setenv("CULM_TLS_DIR", str(home / "culm-certs" / "viewer"))
+            nodes.append(stack.enter_context(shell(script, ROOT, here, home / f"n{i}.log")))
+        monkeypatch.setenv("CULM_TLS_DIR", str(home / "culm-certs" / "operator"))
         try:
             channel, stub = connect(f"127.0.0.1:{port}", patience=60.0)
             with channel:
                 for event in stub.ListEvents(pb.ListEventsRequest(follow=True)):
                     if event.kind == "done":
                         break
+            words = [sys.executable, "-m", "culm", "weights", "--coordinator", f"127.0.0.1:{port}"]
+            subprocess.run([*words, "--out", str(home / "model.safetensors")], cwd=ROOT, check=True, timeout=120)
+            # Their run is over: the managed jobs end, and SkyPilot gives their machines back.
+            assert [node.wait(timeout=120) for node in nodes] == [0, 0, 0]
         except BaseException:
             print("\n".join(log.read_text()[-2000:] for log in home.glob("*.log")))
             raise
+    assert stat.S_IMODE((home / "stage" / "culm-tls" / "tls.key").stat().st_mode) == 0o600
 
 
 def test_a_url_of_redis_that_cannot_be_read_is_told_in_one_line(tmp_path: Path) -> None:
@@ -135,7 +151,8 @@ def test_the_redis_that_is_set_up_wants_its_password_and_keeps_to_loopback(where
         setup = task("coordinator")["setup"]
         script = setup[setup.index(begin) : setup.index(end) + len(end)]
         script = script.replace("/etc/redis/redis.conf", '"$1"').replace("~/culm-redis-url", '"$2"')
-        script = script.replace("sudo tee", "tee").replace("sudo systemctl restart redis-server", "true")
+        script = script.replace("sudo tee", "tee").replace("sudo ", ": ")
+        script = f"REDIS_PASSWORD=of-a-secret\n{script}"
     subprocess.run(["sh", "-eu", "-c", script, "sh", str(configuration), str(url_file)], check=True)
     port = free_port()
     url = url_file.read_text().strip().removeprefix("CULM_REDIS_URL=").replace(":6379", f":{port}")

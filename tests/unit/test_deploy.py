@@ -4,22 +4,28 @@ import re
 import shlex
 import subprocess
 import tomllib
-from base64 import b64decode
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
 from culm.__main__ import MODULES, make_parser
 from culm.local.authority import SERVERS
 from culm.pipeline.job import load_job
 from culm.stage_server.notices.gcp import NOTICE
+from tests.unit.deployed import (
+    DEPLOY,
+    FILES,
+    KUBERNETES,
+    ROOT,
+    compose,
+    container,
+    documents,
+    mounts,
+    name_of,
+    objects,
+    pods,
+)
 
-ROOT = Path(__file__).parents[2]
-DEPLOY = ROOT / "deploy"
-KUBERNETES = DEPLOY / "kubernetes"
-FILES = sorted(p for p in DEPLOY.rglob("*") if p.is_file())
 YAML = [p for p in FILES if p.suffix == ".yaml"]
 CODE = [ROOT / folder for folder in ("culm", "coordinator", "stage_server", "pipeline", "ui")]
 # Of services that are described here before they are built: empty this when they are there.
@@ -27,50 +33,12 @@ ARRIVING_VARIABLES: set[str] = set()
 ARRIVING_COMMANDS: set[str] = set()
 VARIABLE = re.compile(r"\bCULM_[A-Z][A-Z_]*[A-Z]\b")
 COMMAND_LINES = (
-    re.compile(r"(?:^|\s)(?:\.venv/bin/)?culm ((?:status|top|events|doctor|coordinator|stage|ui)\b[^;'|#`\n]*)"),
+    re.compile(rf"(?:^|[\s`])(?:\.venv/bin/)?culm ((?:{'|'.join(MODULES)})\b[^;'|#`\n]*)"),
     re.compile(r"--entrypoint culm \$\{IMAGE\} (.*)"),
 )
 
 
 METRICS_PORT = 9464
-
-
-def name_of(path: Path) -> str:
-    return str(path.relative_to(DEPLOY))
-
-
-def compose() -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
-    return found
-
-
-def mounts(service: dict[str, Any]) -> dict[str, str]:
-    """What a compose service mounts, by where; ``:ro`` stays."""
-    found: dict[str, str] = {}
-    for volume in service.get("volumes", []):
-        source, _, target = volume.partition(":")
-        found[target] = source
-    return found
-
-
-def documents(path: Path) -> list[dict[str, Any]]:
-    return list(yaml.safe_load_all(path.read_text()))
-
-
-def objects(kind: str) -> list[dict[str, Any]]:
-    """Of the cluster, by kind."""
-    return [d for path in sorted(KUBERNETES.glob("*.yaml")) for d in documents(path) if d["kind"] == kind]
-
-
-def pods() -> dict[str, dict[str, Any]]:
-    """The pod templates by the name of what makes them."""
-    return {d["metadata"]["name"]: d["spec"]["template"] for k in ("Deployment", "StatefulSet") for d in objects(k)}
-
-
-def container(name: str) -> dict[str, Any]:
-    (only,) = pods()[name]["spec"]["containers"]
-    found: dict[str, Any] = only
-    return found
 
 
 @pytest.mark.parametrize("path", YAML, ids=name_of)
@@ -103,9 +71,11 @@ def test_every_command_line_is_understood(path: Path) -> None:
 
 def test_command_lines_are_found_at_all() -> None:
     found = {name_of(p): [w[0] for w in command_lines(p)] for p in FILES if command_lines(p)}
-    assert found["kubernetes/stage.yaml"] == found["skypilot/stage.yaml"] == found["vm/culm-stage.service"] == ["stage"]
-    assert found["skypilot/coordinator.yaml"] == found["vm/culm-coordinator.service"] == ["coordinator"]
-    assert {"status", "events", "doctor"} <= set(found["kubernetes/README.md"])
+    assert found["kubernetes/stage.yaml"] == found["vm/culm-stage.service"] == ["stage"]
+    assert found["skypilot/stage.yaml"] == ["up", "stage", "status"]
+    assert found["skypilot/coordinator.yaml"] == ["up", "coordinator"]
+    assert found["vm/culm-coordinator.service"] == ["coordinator"]
+    assert {"status", "events", "doctor", "certs", "drain", "checkpoint", "up"} <= set(found["kubernetes/README.md"])
 
 
 def test_the_kustomization_names_every_manifest_and_image() -> None:
@@ -181,50 +151,11 @@ def test_the_page_of_kubernetes_has_the_seconds_of_the_manifests() -> None:
     assert grace <= for_pods
 
 
-@pytest.mark.parametrize("service", ["stage", "coordinator"])
-def test_cloud_init_carries_the_very_unit(service: str) -> None:
-    path = DEPLOY / "vm" / f"cloud-init-{service}.yaml"
-    assert path.read_text().startswith("#cloud-config\n")
-    (config,) = documents(path)
-    files = {f["path"]: f["content"] for f in config["write_files"]}
-    unit = f"culm-{service}.service"
-    assert files[f"/etc/systemd/system/{unit}"] == (DEPLOY / "vm" / unit).read_text()
-    if service == "coordinator":
-        assert files["/etc/culm/job.toml"] == (ROOT / "examples" / "digits_mlp.toml").read_text()
-
-
-@pytest.mark.parametrize("service", ["stage", "coordinator"])
-def test_cloud_init_takes_certificates_as_its_page_has_them_pasted(service: str, tmp_path: Path) -> None:
-    """A PEM file's own lines, pasted where the first one goes, are no YAML."""
-    pem = tmp_path / "a.pem"
-    pem.write_text(f"-----BEGIN CERTIFICATE-----\n{'QUJD' * 16}\n{'REVG' * 16}\n-----END CERTIFICATE-----\n")
-    text = (DEPLOY / "vm" / f"cloud-init-{service}.yaml").read_text()
-    assert "base64 < FILE | tr -d '\\n'" in text
-    pasted = subprocess.run(["sh", "-c", f"base64 < {pem} | tr -d '\\n'"], capture_output=True, text=True, check=True)
-    config = yaml.safe_load(text.replace("PASTE IT HERE", pasted.stdout))
-    secrets = [f for f in config["write_files"] if f["path"].startswith("/etc/culm/tls/")]
-    assert [f["path"].rpartition("/")[2] for f in secrets] == ["ca.crt", "tls.crt", "tls.key"]
-    for file in secrets:
-        assert file["encoding"] == "b64"
-        assert b64decode(file["content"], validate=True) == pem.read_bytes()
-
-
-@pytest.mark.parametrize("service", ["stage", "coordinator"])
-def test_a_unit_that_waits_for_cloud_init_is_in_no_cycle_at_the_next_boot(service: str) -> None:
-    """``cloud-final`` starts after ``multi-user.target``, which comes after what it wants unless that says otherwise.
-
-    systemd breaks a cycle by not starting one of its units.
-    """
-    unit = (DEPLOY / "vm" / f"culm-{service}.service").read_text()
-    (after,) = re.findall(r"^After=(.*)$", unit, re.MULTILINE)
-    (wanted_by,) = re.findall(r"^WantedBy=(.*)$", unit, re.MULTILINE)
-    assert {"cloud-final.service", wanted_by} <= set(after.split())
-
-
-def test_a_balanced_group_moves_no_machines_by_itself() -> None:
-    """Google Cloud refuses the shape BALANCED otherwise, and a machine that it moves is a lost node."""
-    text = (DEPLOY / "vm" / "README.md").read_text()
-    assert "--target-distribution-shape BALANCED --instance-redistribution-type NONE\n" in text
+def test_a_wheel_has_the_files_that_engines_hand_on() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    found = {path for pattern in settings["package-data"]["culm"] for path in ROOT.glob(pattern)}
+    needed = {p for engine in ("kubernetes", "skypilot") for p in (DEPLOY / engine).iterdir() if p.suffix != ".md"}
+    assert needed <= found
 
 
 def test_another_job_of_compose_is_a_run_of_its_own() -> None:
@@ -334,38 +265,48 @@ def test_metrics_are_served_where_ports_and_policies_name_them() -> None:
     assert f"port: {METRICS_PORT}" in prometheus
 
 
-def test_whoever_listens_for_others_has_certificates() -> None:
-    """Without, the command ends with 2: SkyPilot's files did. The page says who makes them, and where."""
-    readme = (DEPLOY / "skypilot" / "README.md").read_text()
-    for name in ("coordinator", "stage"):
-        (task,) = documents(DEPLOY / "skypilot" / f"{name}.yaml")
-        assert "CULM_LISTEN=0.0.0.0" in task["run"]
-        assert "CULM_TLS_DIR=~/culm-tls" in task["run"]
-        assert task["file_mounts"] == {"~/culm-tls": f"~/culm-certs/{name}"}
-    assert "culm certs init ~/culm-certs" in readme
+def test_pods_run_as_the_images_user_and_write_to_no_image() -> None:
+    """A user without an entry in /etc/passwd has no name, which torch.compile once asked for, and / as its home."""
+    (user,) = re.findall(r"^USER (\d+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    for name in ("culm-coordinator", "culm-stage", "culm-ui"):
+        context = pods()[name]["spec"]["securityContext"]
+        assert context["runAsUser"] == context["fsGroup"] == int(user), name
+    for name, pod in pods().items():
+        assert container(name)["securityContext"]["readOnlyRootFilesystem"] is True, name
+        mounted = {m["name"]: m["mountPath"] for m in container(name)["volumeMounts"]}
+        written = [mounted[volume["name"]] for volume in pod["spec"]["volumes"] if "emptyDir" in volume]
+        assert "/tmp" in written, name
+    told = {e["name"]: e.get("value", "") for e in container("culm-stage")["env"]}
+    assert told["HOME"] == "/tmp"
 
 
-def test_skypilots_machines_can_reach_the_storage_that_the_page_speaks_of() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    for name in ("coordinator", "stage"):
-        (task,) = documents(DEPLOY / "skypilot" / f"{name}.yaml")
-        assert task["setup"].splitlines()[-1] == ".venv/bin/python -m pip install --quiet -c constraints.txt $STORAGE"
-        assert project["gs"][0].startswith(task["envs"]["STORAGE"])
+def test_probes_work_with_tls_and_cost_less_than_a_hundredth_of_a_core() -> None:
+    """``culm health`` takes 0.2 s of a core, and Kubernetes' gRPC probe knows no certificates."""
+    kinds = {"culm-coordinator": ("tcpSocket", "httpGet"), "culm-stage": ("tcpSocket", "httpGet")}
+    kinds["culm-ui"] = ("httpGet", "httpGet")
+    for name, (ready, alive) in kinds.items():
+        own = container(name)
+        ports = {p["name"] for p in own["ports"]}
+        probes = {kind: own[kind] for kind in ("readinessProbe", "livenessProbe", "startupProbe") if kind in own}
+        assert ready in probes["readinessProbe"], name
+        assert alive in probes["livenessProbe"], name
+        for kind, probe in probes.items():
+            asked = probe.get("httpGet") or probe["tcpSocket"]
+            assert asked["port"] in ports, f"{name}: {kind}"
+            if "httpGet" in probe:
+                assert asked["path"] == ("/_stcore/health" if name == "culm-ui" else "/metrics"), f"{name}: {kind}"
+        patience = probes["livenessProbe"]["periodSeconds"] * probes["livenessProbe"]["failureThreshold"]
+        assert patience >= 180, "whoever compiles a model, or reads a large one, is not started again for it"
+        # Who asks for ``latest`` would pull it each time, and find no image that lies on the machine alone.
+        assert own["imagePullPolicy"] == "IfNotPresent", name
 
 
-def test_skypilot_starts_a_node_that_died_and_tells_it_from_one_that_handed_over(tmp_path: Path) -> None:
-    (task,) = documents(DEPLOY / "skypilot" / "stage.yaml")
-    loop = task["run"][task["run"].index("while true") :]
-    (tmp_path / ".venv" / "bin").mkdir(parents=True)
-    node = tmp_path / ".venv" / "bin" / "culm"
-    node.write_text("#!/bin/sh\necho started >> log\ncode=$(head -n 1 codes)\nsed -i 1d codes\nexit $code\n")
-    node.chmod(0o755)
-    (tmp_path / "codes").write_text("137\n0\n1\n2\n")
-    stubbed = f"sleep() {{ echo waited $1 >> log; }}\n{loop}"
-    done = subprocess.run(["bash", "-c", stubbed], cwd=tmp_path)
-    assert done.returncode == 2
-    expected = ["started", "waited 1", "started", "waited 180", "started", "waited 1", "started"]
-    assert (tmp_path / "log").read_text().split("\n")[:-1] == expected
+def test_a_machine_that_vanished_is_replaced_within_a_minute() -> None:
+    for name in ("culm-coordinator", "culm-stage"):
+        left = {
+            x["key"]: x["tolerationSeconds"] for x in pods()[name]["spec"]["tolerations"] if "tolerationSeconds" in x
+        }
+        assert left == {"node.kubernetes.io/not-ready": 30, "node.kubernetes.io/unreachable": 30}, name
 
 
 def scripts() -> dict[str, str]:

@@ -94,6 +94,8 @@ def test_without_kubectl_it_says_so(folder: Path, tmp_path: Path, monkeypatch: p
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="there is no kubectl")
 def test_what_it_renders_is_this_run(folder: Path) -> None:
     text = Kubernetes().plan(folder, wish(registry="registry.example/me", tag="v2", anywhere="1"))
+    words = ["kubectl", "kustomize", str(folder / "overlay")]
+    assert subprocess.run(words, capture_output=True, text=True).stderr == "", "kubectl warns of nothing"
     objects = {(each["kind"], each["metadata"]["name"]): each for each in yaml.safe_load_all(text)}
     spaces = {each["metadata"].get("namespace") for kind, each in objects.items() if kind[0] != "Namespace"}
     assert spaces == {"culm-gpt-2"}
