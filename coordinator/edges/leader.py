@@ -64,12 +64,11 @@ PROBE_SECONDS = 30.0
 # whole, and orders reach every stream in the order of decisions. What has to wait (Redis, storage) goes on in the
 # background. The storage's answers come back as reports.
 #
-# Publishing comes before persisting, though decisions often name Persist first. No node waits for Redis then, and an
-# outage of Redis stops no step. The price is paid at a takeover: Redis may be older than what nodes obey. So a
-# successor decides nothing until every holder has attached, or has had the patience to. It takes newer plans and
-# commits from the nodes (rule 8). What no node repeats is lost with a write: which incarnations are fenced, and which
-# nodes an operator drained. Events are queued with the decision, so Redis may tell of a commit that its state
-# lacks. ``event_log`` counts such a commit once.
+# Publishing comes before persisting, though decisions often name Persist first: so no node waits for Redis, and an
+# outage of it stops no step. The price is paid at a takeover: Redis may be older than what nodes obey. So a successor
+# decides nothing until every holder has attached, or has had the patience to. It takes newer plans and commits from the
+# nodes (rule 8). Fenced incarnations and drains of an operator are lost with a write. Events are queued with the
+# decision: Redis may tell of a commit that its state lacks. ``event_log`` counts it once.
 #
 # What each thing does that fails:
 #
@@ -101,8 +100,7 @@ class Leader:
         self._state = begin(settings.decisions())
         self._unwritten = False  # whether a decision named Persist, and its state is not in the store's queue yet
         # Not yet decided on, with the time when each came. A thousand nodes send two thousand heartbeats a second: one
-        # decision takes them all. It comes before any other, so that no node is lost for silence that has just been
-        # heard.
+        # decision takes them all, before any other: no node is lost for silence that has just been heard.
         self._heartbeats: list[tuple[float, reports.Heartbeat]] = []
         self._archive = Archive(settings.job, self.take, self.background, settings.allowed)
         self._billing = Billing(settings.prices)
@@ -122,8 +120,8 @@ class Leader:
 
     def standing(self) -> dict[str, int]:
         """Where the run stands, for the log; from any thread."""
-        state = self._state
-        return {"step": min(state.committed, state.steps), "generation": state.generation, "term": self.term}
+        now = self._state
+        return {"step": min(now.committed, now.steps), "generation": now.generation, "term": self.term}
 
     async def lead(self) -> None:
         """Takes the lease and goes on from what the leader before persisted, and then from what the nodes tell.

@@ -1,10 +1,12 @@
 """``culm down``: ends a cluster that ``culm up`` started."""
 
 import argparse
+import sys
 
 from culm.engines.engine import find
-from culm.engines.named_cluster import only_one
+from culm.engines.named_cluster import enter, only_one
 from culm.local import clusters
+from culm.pipeline.errors import JobError
 from culm.terminal import flags
 
 
@@ -12,9 +14,9 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     parser = commands.add_parser(
         "down",
         help="end a cluster that culm up started",
-        description="Ends every process of the cluster, wherever it runs. Its logs stay until a cluster of the same "
-        "name comes up.",
-        epilog="examples:\n  culm down\n  culm down digits-mlp",
+        description="Has the run save a checkpoint, or says what is lost where its job has none, and ends every "
+        "process of the cluster, wherever it runs. Its logs stay until a cluster of the same name comes up.",
+        epilog="examples:\n  culm down\n  culm down digits-mlp --now",
     )
     parser.add_argument(
         "name",
@@ -24,6 +26,7 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         metavar="NAME",
         help="the cluster; default: the only one that is up",
     )
+    parser.add_argument("--now", action="store_true", help="save nothing first")
     parser.set_defaults(command=down)
 
 
@@ -34,6 +37,8 @@ def down(arguments: argparse.Namespace) -> int:
         return 0
     folder = clusters.folder_of(name)
     record = clusters.read(folder)
+    if record is not None and record.is_up and record.address and not arguments.now:
+        print(_parted(name))
     ended = find(record.engine).down(folder, record) if record is not None else []
     if ended:
         print(f"{name} is down: {', '.join(ended)} ended; logs: {folder}")
@@ -41,3 +46,13 @@ def down(arguments: argparse.Namespace) -> int:
         others = ", ".join(clusters.running_clusters()) or "none"
         print(f"{name} is not up; clusters that are: {others}")
     return 0
+
+
+def _parted(name: str) -> str:
+    """What is saved of the run, and what is lost. A cluster that cannot be reached is ended all the same."""
+    from culm.local.parting import part
+
+    try:
+        return part(enter(name), tell=lambda line: print(line, file=sys.stderr, flush=True)).text
+    except JobError as error:
+        return f"nothing can be saved: {error.what}"

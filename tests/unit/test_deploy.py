@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 from culm.__main__ import MODULES, make_parser
 from culm.local.authority import SERVERS

@@ -24,8 +24,7 @@ def asked(name: str, step: int | None, _status: pb.GetStatusResponse) -> Gathere
 
 def show(source: Source) -> None:
     panel(show_banner, source, TEXT_SECONDS)
-    wanted = {"min_value": 0, "value": None, "placeholder": "newest", "key": "timetable_step", "width": 200}
-    st.number_input("Step", **wanted)
+    st.number_input("Step", min_value=0, value=None, placeholder="newest", key="timetable_step", width=200)
     panel(picture, source, EVERY)
 
 
