@@ -142,7 +142,7 @@ class Replay:
             status.nodes.append(node)
         for s in range(len(status.plan.stages)):
             status.exposure[s] = at - self._exposed[s] if s in self._exposed else 0.0
-        return Look(status, cost, self.history, at, ended=ended)
+        return Look(status=status, cost=cost, history=self.history, at=at, ended=ended)
 
 
 class Recorded:

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import grpc
@@ -26,7 +26,7 @@ PARTLY = 1.6  # and for which a look serves that read a part of the log
 SILENT = 3.0  # or that got no answer
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Look:
     """The state of the run. ``problem`` says why it may be old; empty: it is not."""
 
@@ -91,12 +91,12 @@ class Live:
         except grpc.RpcError as error:
             shown = time.strftime("what it said at %H:%M:%S", time.localtime(before.at)) if before.at else "nothing yet"
             problem = f"The coordinator at {self.name} does not answer ({details(error)}): this page shows {shown}."
-            return Look(before.status, before.cost, self._history, before.at, problem)
+            return replace(before, history=self._history, problem=problem, reading=0)
         if not cost.done:
             self._sample(status, cost.as_of)
         elif self._kept is not None and whole and self._history.begun:
             self._kept.keep(status.job, self._history.begun, lambda: self._events(0, KEEPING))
-        return Look(status, cost, self._history, time.time(), reading=0 if whole else self._read)
+        return Look(status=status, cost=cost, history=self._history, at=time.time(), reading=0 if whole else self._read)
 
     def _sample(self, status: pb.GetStatusResponse, at: float) -> None:
         """Keeps what the nodes' counters say now. ``at`` is by the coordinator's clock, as the times of events are."""

@@ -18,7 +18,7 @@
 # Keys that came later are read with a default (``document.get``), so a run goes on over an older state. A state that
 # lacks another key cannot be read: the leader then goes by what nodes and checkpoints tell.
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from culm.coordinator import links
@@ -62,8 +62,8 @@ def to_document(state: State) -> Document:
         "early_stop": _early_stop_to(stop) if (stop := state.ending.early_stop) is not None else None,
         "draining": {n.node: [n.incarnation, n.draining] for n in state.nodes.values() if n.draining},
         "copies": state.copies,
-        "pause": [pause.who, pause.since, pause.why] if (pause := state.pause) is not None else None,
-        "limits": [state.limits.budget, state.limits.stop_at] if state.limits is not None else None,
+        "pause": asdict(state.pause) if state.pause is not None else None,
+        "limits": asdict(state.limits) if state.limits is not None else None,
         "parted": {node: parted.peer for node, parted in state.parted.items()},
     }
 
@@ -124,8 +124,8 @@ def from_document(document: Document, settings: Settings, term: int, now: float,
         copies=document.get("copies", 0),
         parted={node: links.parted(peer, settings, now) for node, peer in document["parted"].items()},
         ending=_ending_from(document, now),
-        pause=Pause(*document["pause"]) if document.get("pause") else None,
-        limits=Limits(*document["limits"]) if document.get("limits") else None,
+        pause=Pause(**document["pause"]) if document.get("pause") else None,
+        limits=Limits(**document["limits"]) if document.get("limits") else None,
         took_over_at=now,  # nothing is lost or committed before the nodes had the time to tell (rule 8)
         changed_at=now,
         detail=_detail_of(document),

@@ -85,11 +85,11 @@ def up(arguments: argparse.Namespace) -> int:
     try:
         record = engine.up(folder, wish, lambda line: print(line, file=sys.stderr, flush=True))
     except KeyboardInterrupt:
-        engine.down(folder, clusters.read(folder) or Record(name))
+        engine.down(folder, clusters.read(folder) or Record(name=name))
         print("culm up: interrupted; every process is ended", file=sys.stderr)
         return 130
     except BaseException:
-        engine.down(folder, clusters.read(folder) or Record(name))
+        engine.down(folder, clusters.read(folder) or Record(name=name))
         raise
     if arguments.json:
         print(json.dumps({**_shown(record), "folder": str(folder)}))

@@ -58,7 +58,7 @@ class Kubernetes:
         namespace, context = _namespace(wish), wish.options.get("context", "")
         handles = {"namespace": namespace, "context": context}
         certificates = str(folder / "certs" / "operator")
-        record = Record(wish.name, wish.job, engine="kubernetes", handles=handles, certificates=certificates)
+        record = Record(name=wish.name, job=wish.job, engine="kubernetes", handles=handles, certificates=certificates)
         clusters.write(folder, record)
         _kubectl(record, "apply", "--kustomize", str(overlay))
         told = ""

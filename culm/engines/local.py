@@ -34,7 +34,7 @@ class Local:
             "ui": wish.ui,
         }
         private.write_text(folder / "wish.json", json.dumps(told))
-        keeper = _start_keeper(folder, Record(wish.name, wish.job))
+        keeper = _start_keeper(folder, Record(name=wish.name, job=wish.job))
         return _await_ui(folder, _await_address(folder, keeper))
 
     def plan(self, folder: Path, wish: Wish) -> str:

@@ -48,7 +48,7 @@ class RayCluster:
 
         ray = _connected(wish.options.get("address", ""))
         make_kit(folder, wish)
-        record = Record(wish.name, wish.job, engine="ray", certificates=str(folder / "certs" / "operator"))
+        record = Record(name=wish.name, job=wish.job, engine="ray", certificates=str(folder / "certs" / "operator"))
         job = load_job(folder / "job.toml", [])
         environment = _runtime_environment(wish.options)
         common = {"namespace": NAMESPACE, "lifetime": "detached", "max_restarts": -1, "runtime_env": environment}

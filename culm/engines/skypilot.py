@@ -87,7 +87,7 @@ class SkyPilot:
         handles = _names(folder, wish)
         cluster = handles[COORDINATOR]
         certificates = str(folder / "certs" / "operator")
-        record = Record(wish.name, wish.job, engine="skypilot", handles=handles, certificates=certificates)
+        record = Record(name=wish.name, job=wish.job, engine="skypilot", handles=handles, certificates=certificates)
         clusters.write(folder, record)
         tell(f"SkyPilot rents the coordinator's machine and sets it up; see {folder / 'sky-coordinator.log'}")
         _launch(_coordinator(folder, wish), folder / "sky-coordinator.log")

@@ -51,7 +51,7 @@ class Slurm:
             mend = "run this on a machine from which jobs are submitted to Slurm"
             raise JobError("there is no sbatch here", WHERE, mend)
         make_kit(folder, wish)
-        record = Record(wish.name, wish.job, engine="slurm", certificates=str(folder / "certs" / "operator"))
+        record = Record(name=wish.name, job=wish.job, engine="slurm", certificates=str(folder / "certs" / "operator"))
         for part, (words, script) in _jobs(folder, wish).items():
             private.write_text(folder / f"{part}.sh", script)
             job = _run([*words, str(folder / f"{part}.sh")]).strip().partition(";")[0]

@@ -52,7 +52,7 @@ class Process:
         return found if same and _runs(found) else None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Record:
     """What is known of a cluster. ``address`` is empty until its coordinator listens, ``ui`` until its UI answers.
 
@@ -127,7 +127,7 @@ def make_folder(name: str) -> Path:
         shutil.rmtree(folder)
     try:
         private.make_folder(folder)
-        write(folder, Record(name))
+        write(folder, Record(name=name))
     except OSError as error:
         raise JobError(
             f"the folder cannot be made ({error.strerror})", str(folder), "let CULM_HOME name a folder of yours"

@@ -93,11 +93,11 @@ def gather(
             raise JobError(f"no node answers: {next(iter(nodes.silent.values()))}", "the run's nodes", mend)
         last = kept.stop - 1 if step is None else step
         if last not in kept:
-            raise JobError(*_not_kept(last, kept))
+            raise _not_kept(last, kept)
         wanted = range(max(kept.start, last + 1 - steps), last + 1)
         found = [_timetable(each, nodes.ask(each), nodes.silent) for each in wanted]
         if found[-1].is_empty:  # dropped since the nodes said what they have
-            raise JobError(*_not_kept(last, kept))
+            raise _not_kept(last, kept)
         return Gathered(tuple(found), kept, dict(nodes.silent))
 
 
@@ -108,12 +108,14 @@ def _common(kept: Iterable[range]) -> range:
     return range(start, max(start, stop))
 
 
-def _not_kept(step: int, kept: range) -> tuple[str, str, str]:
+def _not_kept(step: int, kept: range) -> JobError:
     if not kept:
-        return "no step is kept whole by all nodes yet", "the run's nodes", "ask again when a step is committed"
+        return JobError(
+            "no step is kept whole by all nodes yet", "the run's nodes", "ask again when a step is committed"
+        )
     which = f"step {kept.start}" if len(kept) == 1 else f"steps {kept.start} to {kept.stop - 1}"
     what = "is not over yet" if step >= kept.stop else "is no longer kept"
-    return f"step {step} {what}: the nodes have {which}", "--step", "name one of these"
+    return JobError(f"step {step} {what}: the nodes have {which}", "--step", "name one of these")
 
 
 def _timetable(step: int, told: Mapping[str, Told], silent: Mapping[str, str]) -> Timetable:

@@ -11,6 +11,7 @@
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import takewhile
 from typing import NamedTuple, TypeVar
 
@@ -59,7 +60,8 @@ def what_of(work: Work[V] | Load) -> What:
     return ARRANGE if isinstance(work, Arrange) else RESUME if isinstance(work, Resume) else SAVE
 
 
-class Kept(NamedTuple):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
     """A copy of all that is kept, which does not change any more."""
 
     spans: Sequence[Entry]
@@ -129,7 +131,14 @@ class Spans:
             first = max(first, spans[0][0] + 1)  # what was before the first span is gone
         end = min(self._last + 1, running)
         steps = range(min(first, end), end)
-        return Kept(spans, arrivals, list(self._ready), list(self._commits), steps, wall() - clock())
+        return Kept(
+            spans=spans,
+            arrivals=arrivals,
+            ready=list(self._ready),
+            commits=list(self._commits),
+            steps=steps,
+            offset=wall() - clock(),
+        )
 
 
 def lane_of(kept: Kept, node: str, step: int) -> Lane:

@@ -85,6 +85,7 @@ def machine(home: Path, name: str) -> tuple[Path, dict[str, str], str]:
     return home / name, environment, script
 
 
+@pytest.mark.slow
 def test_skypilots_files_as_shipped_train_their_job(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     port = free_port()
     with ExitStack() as stack:

@@ -76,6 +76,7 @@ def test_the_plain_loop_is_as_before_where_all_is_finite() -> None:
     assert one.sha256 == other.sha256
 
 
+@pytest.mark.slow
 def test_verify_says_that_both_stop(tmp_path: Path) -> None:
     path = tmp_path / "job.toml"
     path.write_text(job_text(**CASES["loss"]))

@@ -79,6 +79,7 @@ def test_what_differs_is_refused_by_name(change: str, url: str, tmp_path: Path) 
     assert mend in line
 
 
+@pytest.mark.slow
 def test_layers_that_do_not_fit_are_refused_even_where_the_model_may_differ(url: str, tmp_path: Path) -> None:
     path = tmp_path / "job.toml"
     path.write_text(job_text(steps=8, args="count = 2"))
@@ -87,6 +88,7 @@ def test_layers_that_do_not_fit_are_refused_even_where_the_model_may_differ(url:
     assert "but 4 where the checkpoint was made" in line
 
 
+@pytest.mark.slow
 def test_other_code_is_refused_by_name(url: str, tmp_path: Path) -> None:
     """What no job file tells: the first node to join does."""
     (found,) = find_checkpoints(url)

@@ -80,6 +80,7 @@ def test_a_reader_that_goes_is_no_error(words: str, tmp_path: Path) -> None:
     assert process.returncode in (0, 1, 141)
 
 
+@pytest.mark.slow
 def test_a_module_that_exits_ends_nothing_silently(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("raise SystemExit(0)")
     job_in(tmp_path, **{"model.layers": "broken:layers"})
@@ -98,6 +99,7 @@ def test_a_device_that_is_not_there_is_told_at_once(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_a_job_file_within_its_package(tmp_path: Path) -> None:
     """Its folder and the current one are importable: from above it is found, from within the mend is told."""
     package = tmp_path / "mine"

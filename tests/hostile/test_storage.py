@@ -43,6 +43,7 @@ def no_folder(tmp_path: Path) -> str:
     return f"file://{tmp_path}/taken/checkpoints"
 
 
+@pytest.mark.slow
 def test_a_run_whose_checkpoints_cannot_be_written_does_not_begin(no_folder: str, tmp_path: Path) -> None:
     words = ["run", str(EXAMPLES / "digits_mlp.toml"), "--set", "job.steps=4", "--coordinator-address", "127.0.0.1:0"]
     words += ["--set", f"checkpoint.url={no_folder}", "--set", "checkpoint.every=2"]

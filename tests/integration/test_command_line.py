@@ -89,6 +89,7 @@ def test_a_port_in_use(taken_port: int, tmp_path: Path) -> None:
     assert "in use" in the_one_line(culm("stage", "--listen", address, folder=tmp_path))
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_cannot_be_resumed_starts_no_run(tmp_path: Path) -> None:
     """Also where the job's own folder holds one of an older run, with which another coordinator would go on."""
     words = ("run", DIGITS, "--set", "checkpoint.url=ck", "--set", "checkpoint.every=4", "--set", "job.steps=6")

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 import transformers
 
@@ -16,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 STEPS = 6
 
 
+@pytest.mark.slow
 def test_a_model_of_hugging_face_from_its_name_to_a_folder_of_its_own(tmp_path: Path) -> None:
     changes = [f"job.steps={STEPS}", f"checkpoint.url={tmp_path}/ck", "checkpoint.every=3", "model.args.n_layer=3"]
     job = load_job(ROOT / "examples" / "gpt2.toml", changes)

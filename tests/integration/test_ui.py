@@ -31,6 +31,7 @@ def test_the_button_preempts_a_node_and_the_pages_outlive_a_coordinator(tmp_path
 
     def disturb(stub: CoordinatorStub, status: pb.GetStatusResponse, deaths: list[tuple[str, float]]) -> None:
         if status.step >= 15 and not said:
+            stub.Pause(pb.PauseRequest(who="a test"))  # the run would be over before the page is drawn
             app = AppTest.from_string(SCRIPT.format(address=cluster.address), default_timeout=60.0).run()
             assert not app.selectbox, "nothing happens without a confirmation"
             app.button(key="preempt").click().run()
@@ -39,6 +40,7 @@ def test_the_button_preempts_a_node_and_the_pages_outlive_a_coordinator(tmp_path
             app.button(key="preempt_now").click().run()
             assert not app.exception
             said.append(app.toast[0].value)
+            stub.Resume(pb.ResumeRequest(who="a test"))
         elif status.step >= 50 and len(said) == 1:
             live.look()
             os.kill(cluster.pids()["coordinator"], signal.SIGKILL)

@@ -113,7 +113,9 @@ def test_a_cluster_is_listed_and_entered_by_its_name(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", str(home))
-    record = Record("gpt", address="10.0.0.1:7070", engine="slurm", handles={"coordinator": "12"}, certificates="/c")
+    record = Record(
+        name="gpt", address="10.0.0.1:7070", engine="slurm", handles={"coordinator": "12"}, certificates="/c"
+    )
     clusters.write(clusters.make_folder("gpt"), record)
     assert clusters.read(clusters.folder_of("gpt")) == record
     assert only_one() == "gpt"

@@ -103,7 +103,7 @@ class Somebody:
         status = pb.GetStatusResponse(phase="running")
         status.plan.stages.add(first_layer=0, end_layer=1, owners=["n0"])
         status.plan.members.add(node="n0", incarnation=1, address={address!r})
-        return Look(status, at=1.0)
+        return Look(status=status, at=1.0)
 
 timetable.show(Somebody())
 """

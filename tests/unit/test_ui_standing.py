@@ -73,14 +73,14 @@ def test_what_everybody_has_to_know() -> None:
     status = pb.GetStatusResponse(phase="running", steps=10, stalled_seconds=9.0, awaited="n2", checkpoint_fault="full")
     status.nodes.extend(pb.NodeStatus(id=f"n{i}") for i in range(200))
     status.exposure.update({s: float(s) for s in range(200)})
-    told = [words for _, words in alerts(Look(status, problem="No answer."))]
+    told = [words for _, words in alerts(Look(status=status, problem="No answer."))]
     assert told[:3] == ["No answer.", "No commit for 9 s. Waiting for n2", "No checkpoint can be written: full"]
     assert told[3].endswith("stage 196 for 3 min 16 s, and 195 more stages")
 
 
 def test_before_anything_is_known() -> None:
     assert standing(Look(problem="No coordinator answers yet.")).word == "no answer"
-    assert standing(Look(pb.GetStatusResponse(phase="waiting", detail="waiting for 2"))).word == "waiting"
+    assert standing(Look(status=pb.GetStatusResponse(phase="waiting", detail="waiting for 2"))).word == "waiting"
 
 
 def test_a_log_that_breaks_off() -> None:
