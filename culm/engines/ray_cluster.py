@@ -85,14 +85,20 @@ class RayCluster:
     def reach(self, folder: Path, record: Record) -> str:
         """Its actor knows: Ray may have started it again elsewhere."""
         ray = _connected(record.handles.get("address", ""))
-        with suppress(ValueError, ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
+        try:
             actor = ray.get_actor(record.handles[COORDINATOR], NAMESPACE)
             return str(ray.get(actor.address.remote(), timeout=ANSWER_SECONDS)) or record.address
-        return record.address
+        except (ValueError, ray.exceptions.RayError):
+            return record.address
+        finally:
+            ray.shutdown()  # else it prints what its cluster does, among what the command prints
 
     def parts(self, folder: Path, record: Record) -> Mapping[str, str]:
         ray = _connected(record.handles.get("address", ""))
-        return {part: _state(ray, name) for part, name in _actors(record).items()}
+        try:
+            return {part: _state(ray, name) for part, name in _actors(record).items()}
+        finally:
+            ray.shutdown()
 
     def logs(self, folder: Path, record: Record) -> Mapping[str, Callable[[], Iterator[str]]]:
         if not record.handles:
