@@ -46,7 +46,6 @@ FORWARDED = re.compile(r"Forwarding from (127\.0\.0\.1:\d+)")
 
 class Kubernetes:
     options: Mapping[str, str] = {
-        "namespace": "default: culm-NAME",
         "context": "of kubectl; default: its present one",
         "registry": "where the images lie, such as us-docker.pkg.dev/PROJECT/culm; default: culm, on the machines",
         "tag": "of the images; default: latest",
@@ -59,6 +58,9 @@ class Kubernetes:
         handles = {"namespace": namespace, "context": context}
         certificates = str(folder / "certs" / "operator")
         record = Record(name=wish.name, job=wish.job, engine="kubernetes", handles=handles, certificates=certificates)
+        # ``down`` deletes the namespace whole. So it is on record only once it is known to be this run's own.
+        if _kubectl(record, "get", "namespace", namespace, "--ignore-not-found", "--output", "name").strip():
+            raise JobError(f"the namespace {namespace} exists already", WHERE, "give this cluster another --name")
         clusters.write(folder, record)
         _kubectl(record, "apply", "--kustomize", str(overlay))
         told = ""
@@ -109,7 +111,7 @@ class Kubernetes:
 
 def _namespace(wish: Wish) -> str:
     """As Kubernetes wants names: small letters, digits and hyphens."""
-    return wish.options.get("namespace") or re.sub(r"[^a-z0-9-]+", "-", f"culm-{wish.name.lower()}").strip("-")
+    return re.sub(r"[^a-z0-9-]+", "-", f"culm-{wish.name.lower()}").strip("-")
 
 
 def _overlay(folder: Path, wish: Wish) -> Path:

@@ -3,6 +3,7 @@
 An actor's own process dies with its machine's raylet; the service is tied to it, and dies with it (``local.tied``).
 """
 
+import json
 import os
 import shutil
 import sys
@@ -26,10 +27,12 @@ LINES = 10_000  # of a log that an actor hands out at most
 
 
 class Coordinator:
-    """Its folder has the name of the actor: one that Ray starts again on the same machine finds Redis' data there."""
+    """Its folder has the name of the run: one that Ray starts again on the same machine finds Redis' data there."""
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
-        self._folder = _folder(_own_name())
+        # No other run has this name, and nobody knows it beforehand: the folder is this run's alone.
+        run = json.loads(files["settings.json"])["run"]
+        self._folder = Path(tempfile.gettempdir()) / f"culm-{run}"
         unpacked(files, self._folder)
         self._stop = threading.Event()
         self._failed = ""
@@ -101,14 +104,6 @@ class Stage:
                 if (deadline := drained_at(ray.get_runtime_context().get_node_id())) is not None:
                     self._server.notice(deadline - time.time() if deadline else None)
             time.sleep(POLL_SECONDS)
-
-
-def _own_name() -> str:
-    return str(ray.get_runtime_context().get_actor_name())
-
-
-def _folder(name: str) -> Path:
-    return Path(tempfile.gettempdir()) / f"culm-{os.getuid()}" / name
 
 
 def _machine() -> str:

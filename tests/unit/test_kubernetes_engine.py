@@ -24,7 +24,9 @@ import pathlib, sys
 here = pathlib.Path(__file__).parent
 with open(here / "asked", "a") as asked:
     print(*sys.argv[1:], file=asked)
-if "get" in sys.argv:
+if "namespace" in sys.argv and "get" in sys.argv:
+    print((here / "namespaces").read_text() if (here / "namespaces").exists() else "", end="")
+elif "get" in sys.argv:
     print((here / "pods.json").read_text())
 elif "port-forward" in sys.argv:
     print("Forwarding from 127.0.0.1:45678 -> 7070", flush=True)
@@ -77,12 +79,25 @@ def test_it_applies_waits_and_is_reached_and_deleted(kubectl: Path, folder: Path
     assert list(logs["culm-coordinator-1"]()) == ["culm coordinator listening on 0.0.0.0:7070"]
     assert engine.down(folder, record) == ["culm-coordinator-1", "culm-stage-1"]
     asked = (kubectl / "asked").read_text().splitlines()
-    assert asked[0] == f"--context prod --namespace culm-gpt-2 apply --kustomize {folder / 'overlay'}"
+    assert asked[0] == "--context prod --namespace culm-gpt-2 get namespace culm-gpt-2 --ignore-not-found --output name"
+    assert asked[1] == f"--context prod --namespace culm-gpt-2 apply --kustomize {folder / 'overlay'}"
     assert asked[-1] == "--context prod --namespace culm-gpt-2 delete namespace culm-gpt-2 --ignore-not-found"
     down = clusters.read(folder)
     assert down is not None
     assert not down.is_up
     assert engine.down(folder, down) == []
+
+
+def test_a_namespace_of_somebody_else_is_neither_used_nor_deleted(kubectl: Path, folder: Path) -> None:
+    (kubectl / "namespaces").write_text("namespace/culm-gpt-2\n")
+    with pytest.raises(JobError, match=r"the namespace culm-gpt-2 exists already.*another --name"):
+        Kubernetes().up(folder, wish(), print)
+    known = clusters.read(folder)
+    assert known is not None
+    assert Kubernetes().down(folder, known) == []
+    asked = (kubectl / "asked").read_text()
+    assert "apply" not in asked
+    assert "delete" not in asked
 
 
 def test_without_kubectl_it_says_so(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
