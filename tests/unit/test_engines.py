@@ -87,9 +87,12 @@ def test_a_stage_server_is_started_again_until_it_is_no_longer_needed(tmp_path: 
         asked.append("127.0.0.1:1")
         return "" if len(asked) == 1 else "127.0.0.1:1"
 
+    def failures() -> int:
+        return log.read_text().count("culm stage: ") if log.exists() else 0
+
     os.environ["CULM_CONNECT_TIMEOUT"] = "0.1"
     try:
-        server = StageServer(kit(tmp_path), "n0", log, address, is_down=lambda: len(asked) > 2)
+        server = StageServer(kit(tmp_path), "n0", log, address, is_down=lambda: failures() >= 2)
         running = threading.Thread(target=server.run)
         running.start()
         running.join(timeout=120)
@@ -97,7 +100,7 @@ def test_a_stage_server_is_started_again_until_it_is_no_longer_needed(tmp_path: 
         del os.environ["CULM_CONNECT_TIMEOUT"]
     assert not running.is_alive()
     assert len(asked) >= 3
-    assert log.read_text()
+    assert failures() >= 2
 
 
 def test_a_notice_to_a_stage_server_that_does_not_run_ends_it(tmp_path: Path) -> None:
