@@ -361,11 +361,16 @@ class FetchResponse(_message.Message):
     PAYLOAD_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
     HEADER_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
     layer: _builtins.int
     version: _builtins.int
     """Steps applied to this copy."""
     payload: _builtins.bytes
     offset: _builtins.int
+    digest: _builtins.int
+    """Only in the last piece: XXH3 (64 bits, seed 0) of the layer's bytes. The header cannot have it: what a commit would
+    change before it is sent is copied then, and never read twice.
+    """
     @_builtins.property
     def header(self) -> _tensor_pb2.ValueHeader:
         """Only in the piece with offset 0: "parameter.NAME", "buffer.NAME", "optimizer.INDEX.NAME" tensors."""
@@ -378,12 +383,15 @@ class FetchResponse(_message.Message):
         payload: _builtins.bytes = ...,
         offset: _builtins.int = ...,
         header: _tensor_pb2.ValueHeader | None = ...,
+        digest: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_digest", b"_digest", "digest", b"digest", "header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "layer", b"layer", "offset", b"offset", "payload", b"payload", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_digest", b"_digest", "digest", b"digest", "header", b"header", "layer", b"layer", "offset", b"offset", "payload", b"payload", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__digest: _TypeAlias = _typing.Literal["digest"]  # noqa: Y015
+    _WhichOneofArgType__digest: _TypeAlias = _typing.Literal["_digest", b"_digest"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__digest) -> _WhichOneofReturnType__digest | None: ...
 
 Global___FetchResponse: _TypeAlias = FetchResponse  # noqa: Y015
 

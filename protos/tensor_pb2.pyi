@@ -161,11 +161,16 @@ class ValueHeader(_message.Message):
     SQUARED_NORMS_FIELD_NUMBER: _builtins.int
     TALLIES_FIELD_NUMBER: _builtins.int
     STRUCTURE_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
     total_bytes: _builtins.int
     """Length of all tensors together, in bytes."""
     structure: _builtins.str
     """ACTIVATION and EVALUATED only: how their tensors lie in tuples, lists, dicts and other containers, as JSON
     (pipeline/tensors/pytrees.py): a tuple of the stage's output and the microbatch's target.
+    """
+    digest: _builtins.int
+    """XXH3 (64 bits, seed 0) of all that was said of the value when it was made: the bytes of its tensors in order, then the
+    squared norms and the tallies as little-endian doubles, then the structure.
     """
     @_builtins.property
     def tensors(self) -> _containers.RepeatedCompositeFieldContainer[Global___TensorSpec]: ...
@@ -189,12 +194,15 @@ class ValueHeader(_message.Message):
         squared_norms: _abc.Iterable[_builtins.float] | None = ...,
         tallies: _abc.Iterable[_builtins.float] | None = ...,
         structure: _builtins.str = ...,
+        digest: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_digest", b"_digest", "digest", b"digest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["squared_norms", b"squared_norms", "structure", b"structure", "tallies", b"tallies", "tensors", b"tensors", "total_bytes", b"total_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_digest", b"_digest", "digest", b"digest", "squared_norms", b"squared_norms", "structure", b"structure", "tallies", b"tallies", "tensors", b"tensors", "total_bytes", b"total_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__digest: _TypeAlias = _typing.Literal["digest"]  # noqa: Y015
+    _WhichOneofArgType__digest: _TypeAlias = _typing.Literal["_digest", b"_digest"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__digest) -> _WhichOneofReturnType__digest | None: ...
 
 Global___ValueHeader: _TypeAlias = ValueHeader  # noqa: Y015
 

@@ -21,7 +21,7 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from io import FileIO
 from queue import SimpleQueue
 
@@ -31,8 +31,8 @@ from culm.pipeline.keys import Key
 from culm.pipeline.layer_bytes import LayerBytes, of_layers
 from culm.pipeline.plan import Plan
 from culm.pipeline.tensors.layout import strides_of
+from culm.pipeline.tensors.raw import bytes_of
 from culm.pipeline.tensors.values import Value
-from culm.pipeline.tensors.wire import bytes_of
 from culm.stage_server.turn import Turn
 from culm.stage_server.worker.spilling import to_spill
 from culm.stage_server.worker.worker import Worker
@@ -170,4 +170,4 @@ def written(value: Value, file: FileIO) -> Value:
         if tensor.numel():
             tensor = memory[place : place + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
         tensors.append((name, tensor))
-    return replace(value, tensors=tuple(tensors))
+    return value.elsewhere(tuple(tensors))

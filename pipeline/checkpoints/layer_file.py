@@ -23,8 +23,8 @@ from culm.pipeline.checkpoints.manifest import (
 )
 from culm.pipeline.errors import JobError
 from culm.pipeline.tensors.layout import is_dense, laid_out, strides_of
+from culm.pipeline.tensors.raw import bytes_of
 from culm.pipeline.tensors.values import Value
-from culm.pipeline.tensors.wire import bytes_of
 
 #     layer-00003.safetensors              parameters and buffers, named as in the layer's state dict; its metadata has
 #                                          the names of the whole state, in order, each with its strides if it does not

@@ -4,7 +4,7 @@ import hashlib
 
 import torch
 
-from culm.pipeline.tensors.wire import bytes_of
+from culm.pipeline.tensors.raw import bytes_of
 
 _WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of an element
 

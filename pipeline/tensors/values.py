@@ -1,11 +1,14 @@
 """A value: the tensors behind one key, and the facts that travel with them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 
+from culm.pipeline.tensors.digests import digest_of_bytes
 from culm.pipeline.tensors.pytrees import NotAPytree, Pytree, as_text, of_text, parts_of, rebuilt
+from culm.pipeline.tensors.raw import bytes_of
 
 # The tensors of an activation, and of the gradients of one, are numbered as ``pytrees.parts_of`` gives them:
 #
@@ -58,6 +61,25 @@ class Value:
     def by_place(self) -> dict[int, torch.Tensor]:
         """The gradients of ``gradients``."""
         return {int(name.removeprefix(f"{OUTPUT}.")): tensor for name, tensor in self.tensors}
+
+    @property
+    def facts(self) -> tuple[float, ...]:
+        """The numbers that travel with its tensors."""
+        return (*self.squared_norms, *self.tallies)
+
+    @cached_property
+    def digest(self) -> int:
+        """Of its bytes, facts and structure as they were when somebody first asked, or where it was made."""
+        return digest_of_bytes((bytes_of(tensor) for _, tensor in self.tensors), self.facts, self.structure)
+
+    def made_with(self, digest: int) -> "Value":
+        """This value, whose digest is known."""
+        self.__dict__["digest"] = digest  # where a cached property keeps it
+        return self
+
+    def elsewhere(self, tensors: tuple[tuple[str, torch.Tensor], ...]) -> "Value":
+        """The same value with its bytes in other memory; the digest stays the one it was made with."""
+        return replace(self, tensors=tensors).made_with(self.digest)
 
     @property
     def size(self) -> int:

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from culm.pipeline.tensors.buffers import SMALLEST, Buffers, Bytes
+from culm.pipeline.tensors.digests import Corrupted, digest_of_bytes
 from culm.pipeline.tensors.layout import laid_out, unless_in_order
+from culm.pipeline.tensors.raw import PLAIN, bytes_of
 from culm.pipeline.tensors.tensor_bounds import DTYPES, problem
 from culm.pipeline.tensors.values import Value
 from culm.protos import tensor_pb2
@@ -24,28 +25,18 @@ from culm.protos import tensor_pb2
 # The pieces of a value follow one another on one stream. So a receiver needs no more than the next offset, and a piece
 # that does not follow is an error of the sender.
 
-# The dtypes of most tensors. For these numpy makes a tensor, and gives its bytes, in half the time that torch takes.
-PLAIN: dict[torch.dtype, npt.DTypeLike] = {
-    torch.float32: np.float32,
-    torch.float64: np.float64,
-    torch.int32: np.int32,
-    torch.int64: np.int64,
-}
 CHUNK_BYTES = 1 << 21  # one large message is far slower than the same bytes in pieces
 
 
-def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """The tensor's own memory where it is contiguous on the CPU, else that of a copy."""
-    if tensor.numel() == 0:
-        return memoryview(b"")
-    if tensor.dtype in PLAIN and tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg():  # as most: no copy
-        return (tensor.detach() if tensor.requires_grad else tensor).numpy().data.cast("B")
-    flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
-    return memoryview(flat.numpy())  # type: ignore[arg-type]
+def sealed(value: Value) -> tensor_pb2.ValueHeader:
+    """The header with the value's digest, which whoever receives the value compares."""
+    header = tensor_pb2.ValueHeader(digest=value.digest)
+    header.MergeFrom(header_of(value))
+    return header
 
 
 def header_of(value: Value) -> tensor_pb2.ValueHeader:
-    """The header. Nobody may change it: another value's header may be the same message."""
+    """The header, without a digest. Nobody may change it: another value's header may be the same message."""
     kinds = tuple([(name, tensor.dtype, tensor.shape, tensor.stride()) for name, tensor in value.tensors])
     specs = _specs(kinds, value.structure)
     if not value.squared_norms and not value.tallies:
@@ -155,8 +146,12 @@ class Assembler(Passing):
                 payload, np.uint8
             )  # numpy copies without the GIL
 
-    def value(self) -> Value:
-        """The value, its tensors on the CPU."""
+    def value(self, digest: int | None = None) -> Value:
+        """The value, its tensors on the CPU. Raises Corrupted if it is not the one that was made.
+
+        ``digest``: the one it was made with, where the header does not tell.
+        """
+        header = self._header
         tensors = []
         start = 0
         for spec in self._header.tensors:
@@ -166,8 +161,15 @@ class Assembler(Passing):
             tensor = self._tensor(start, dtype, shape, count)
             tensors.append((spec.name, laid_out(tensor, tuple(spec.strides)) if spec.strides else tensor))
             start += count * dtype.itemsize
-        header = self._header
-        return Value(tuple(tensors), tuple(header.squared_norms), tuple(header.tallies), header.structure)
+        value = Value(tuple(tensors), tuple(header.squared_norms), tuple(header.tallies), header.structure)
+        made_with = header.digest if header.HasField("digest") else digest
+        if made_with is None:  # a node of before does not tell
+            return value
+        memory = self._memory if isinstance(self._memory, bytearray) else self._memory.data
+        found = digest_of_bytes([memory], value.facts, value.structure)
+        if found != made_with:
+            raise Corrupted(f"its {header.total_bytes} bytes have the digest {found:016x}, and not {made_with:016x}")
+        return value.made_with(made_with)
 
     def _tensor(self, start: int, dtype: torch.dtype, shape: tuple[int, ...], count: int) -> torch.Tensor:
         if not count:

@@ -17,8 +17,9 @@ from collections.abc import Iterator
 
 import torch
 
+from culm.pipeline.tensors.raw import bytes_of
 from culm.pipeline.tensors.values import Value
-from culm.pipeline.tensors.wire import CHUNK_BYTES, Part, bytes_of, pieces
+from culm.pipeline.tensors.wire import CHUNK_BYTES, Part, pieces
 
 
 class Loan:

@@ -29,6 +29,7 @@ from culm.pipeline.patience import DEFAULT, Patience
 from culm.pipeline.plan import Member
 from culm.pipeline.rpc.channel import details
 from culm.pipeline.rpc.tls import open_channel
+from culm.pipeline.tensors.digests import Corrupted
 from culm.pipeline.tensors.values import Value
 from culm.pipeline.tensors.wire import Assembler
 from culm.protos import stage_pb2
@@ -63,7 +64,7 @@ def fetch_layers(
     ``at_once``: as fast as it goes, since nobody is training. ``patience``: for a holder that is silent.
 
     Raises grpc.RpcError when the holder is gone or holds no copy, ValueError when it sends what it was not asked for,
-    or what is no state of the layer in this ``run``.
+    or what is no state of the layer in this ``run``, and Corrupted when other bytes come than it has sent.
     """
     with open_channel(address, "stage", patience) as channel:
         assembler: Assembler | None = None
@@ -79,7 +80,7 @@ def fetch_layers(
             assembler.add(response.offset, response.payload)
             if assembler.complete:
                 wanted.remove(layer)
-                take(layer, version, assembler.value())
+                take(layer, version, assembler.value(response.digest if response.HasField("digest") else None))
                 assembler = None
         if wanted:
             raise Unfit(f"the stream ended before layers {wanted} came")
@@ -105,7 +106,7 @@ class Fetcher:
 
         try:
             fetch_layers(source.address, layers, era, take, run=self._run, patience=self._patience)
-        except (grpc.RpcError, JobError, ValueError) as error:
+        except (grpc.RpcError, JobError, ValueError, Corrupted) as error:
             why = details(error) if isinstance(error, grpc.RpcError) else str(error)
             time.sleep(RETRY_SECONDS)
             self._listener.fetch_failed(era, source.node, missing, why)

@@ -18,6 +18,8 @@
 #
 #     after End            its sender closed it on purpose: nothing to report
 #     without End          its sender is gone, or the link: the coordinator hears that this node does not hear it
+#     other bytes come     the same: the next stream brings the tensor once more. If that is no better, one of the two
+#       than were made     machines is, or the link, and the coordinator decides which goes (``coordinator.links``)
 #     what does not fit    whoever sent it may not be the node that it names: that node is not reported
 #
 # One thread reads a stream. It takes the node's lock for a whole tensor and for a Hello, and for nothing else; it never
@@ -37,6 +39,7 @@ from culm.pipeline.messages import key_from_proto
 from culm.pipeline.plan import PlanOrder
 from culm.pipeline.rpc.roles import peer_of, stranger
 from culm.pipeline.rpc.seldom import Seldom
+from culm.pipeline.tensors.digests import Corrupted
 from culm.pipeline.tensors.values import Value
 from culm.pipeline.tensors.wire import Assembler, Passing
 from culm.protos import stage_pb2, tensor_pb2
@@ -111,9 +114,13 @@ class Incoming:
     def read(self, requests: Iterator[Received]) -> None:
         """Until the end; what is wrong with the stream is logged, and ends it."""
         ended = False
+        why = "the stream from it broke"
         try:
             for received in requests:
                 ended = self._take(received) or ended
+        except Corrupted as error:
+            why = f"what came from it was changed on the way: {error}"
+            log.warning("a tensor of %s was changed on the way: %s; it is to come again", self._peer, error)
         except (grpc.RpcError, OSError) as error:
             log.info("the stream from %s broke: %s", self._peer, error)
         except (ValueError, DecodeError) as error:  # what no node sends says nothing about the node that it names
@@ -126,7 +133,7 @@ class Incoming:
         self.greeted.set()
         self.answers.end()
         if self._peer and not ended and not self.wrong:
-            self._sink.sender_lost(self._peer, self._incarnation, "the stream from it broke")
+            self._sink.sender_lost(self._peer, self._incarnation, why)
 
     def _take(self, received: Received) -> bool:
         """Whether the sender has ended the stream with this."""
@@ -172,7 +179,7 @@ class Incoming:
         if self._assembler.complete:
             whole, self._assembler, self._key = self._assembler, None, None
             if isinstance(whole, Assembler):
-                self._sink.deliver(self._peer, self._incarnation, order, key, whole.value())
+                self._sink.deliver(self._peer, self._incarnation, order, key, _intact(key, whole))
 
     def _begin(self, key: Key, order: PlanOrder, header: tensor_pb2.ValueHeader) -> None:
         """The first piece of a value is here. All that it says is looked at before any memory is set aside."""
@@ -184,6 +191,13 @@ class Incoming:
         checked = self._guard is not None  # with all else that it looks at
         self._assembler, self._key = Assembler(header, checked) if taken else Passing(header, checked), key
         self._sink.receiving(key)
+
+
+def _intact(key: Key, whole: Assembler) -> Value:
+    try:
+        return whole.value()
+    except Corrupted as error:
+        raise Corrupted(f"{key}: {error}") from error
 
 
 def _open(hello: stage_pb2.Hello) -> SharedSlots | None:

@@ -28,6 +28,7 @@ import grpc
 
 from culm.pipeline.keys import Key
 from culm.pipeline.rpc.roles import peer_of
+from culm.pipeline.tensors.digests import Digest
 from culm.pipeline.tensors.wire import header_of
 from culm.protos import stage_pb2
 from culm.stage_server.one_machine.local_streams import Context
@@ -108,10 +109,14 @@ class Receiver:
             if self._guard is not None:
                 self._guard.fetch(request.layers)
             for layer, version, loan in self._sink.lend(list(request.layers), request.era):
+                header, digest = header_of(loan.value), Digest()
                 for offset, payload in loan.chunks():
                     response = stage_pb2.FetchResponse(layer=layer, version=version, payload=payload, offset=offset)
                     if offset == 0:
-                        response.header.CopyFrom(header_of(loan.value))
+                        response.header.CopyFrom(header)
+                    digest.add(payload)
+                    if offset + len(payload) == header.total_bytes:
+                        response.digest = digest.number()
                     if not request.at_once:  # seeding leaves the link to training: all fetches share one rate
                         self._pace.take(len(payload))
                     yield response

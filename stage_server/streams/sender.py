@@ -58,7 +58,7 @@ from culm.pipeline.patience import DEFAULT, Patience
 from culm.pipeline.plan import Member, PlanOrder
 from culm.pipeline.rpc.channel import details
 from culm.pipeline.tensors.values import Value
-from culm.pipeline.tensors.wire import chunks, header_of
+from culm.pipeline.tensors.wire import chunks, sealed
 from culm.protos import stage_pb2, tensor_pb2
 from culm.stage_server.faults import Faults
 from culm.stage_server.one_machine.local_streams import AT_ONCE
@@ -332,7 +332,7 @@ class Sender:
         for offset, payload in chunks(value):
             size = sum(map(len, payload))
             total = offset + size
-            header = header_of(value) if offset == 0 else None
+            header = sealed(value) if offset == 0 else None
             chunk = tensor_pb2.Chunk(key=wire_key, offset=offset, generation=generation, term=term, header=header)
             # The receiver reads a slot when it reads this chunk, so slots and stream keep one order.
             if slots is not None and (slot := slots.put(payload)) is not None:

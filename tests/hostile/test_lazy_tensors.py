@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from culm.oracle.plain_loop import run_plain
-from culm.pipeline.tensors.wire import bytes_of
+from culm.pipeline.tensors.raw import bytes_of
 from culm.pipeline.user_code.check import check_job
 from tests.hostile.models import Wrapped
 from tests.hostile.stages import as_it_is, job_of_parts, train

@@ -13,7 +13,7 @@ from culm.pipeline.messages import key_to_proto
 from culm.pipeline.plan import PlanOrder
 from culm.pipeline.rpc.channel import server_options
 from culm.pipeline.tensors.values import Value
-from culm.pipeline.tensors.wire import chunks, header_of
+from culm.pipeline.tensors.wire import chunks, header_of, sealed
 from culm.protos import stage_pb2, tensor_pb2
 from culm.stage_server.compute.loan import Loan
 from culm.stage_server.streams.plane import deliver, encode
@@ -110,6 +110,16 @@ def test_what_cannot_be_read_ends_the_stream_and_the_next_one_is_taken(
         sends(channel, good, piece)
     assert taker.heard.get(timeout=PATIENCE) == KEY
     assert taker.heard.empty(), "what no node sends says nothing about the node that it names"
+
+
+def test_a_tensor_that_was_changed_on_the_way_counts_as_a_broken_stream(taker: Taker, channel: grpc.Channel) -> None:
+    """It is not acknowledged, so the next stream brings it again."""
+    whole = Value.single(torch.ones(2))
+    changed = tensor_pb2.Chunk(key=key_to_proto(KEY), header=sealed(whole), payload=b"".join(next(chunks(whole))[1]))
+    changed.payload = bytes([changed.payload[0] ^ 1]) + changed.payload[1:]
+    assert not any(answer.acknowledged for answer in sends(channel, changed))
+    assert taker.heard.get(timeout=PATIENCE) == "lost n0"
+    assert taker.heard.empty()
 
 
 def test_answers_go_to_the_newest_stream_though_an_older_one_says_hello_again(

@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load, save
 
 from culm.pipeline.checkpoints.file_pieces import header_of, word_of
-from culm.pipeline.tensors.wire import bytes_of
+from culm.pipeline.tensors.raw import bytes_of
 
 STATE = {
     "weight": torch.arange(6.0).reshape(2, 3),

@@ -9,8 +9,8 @@ from torch import nn
 from culm.pipeline.clip import SKIPPED
 from culm.pipeline.instruction import Pass
 from culm.pipeline.job import load_job
+from culm.pipeline.tensors.raw import bytes_of
 from culm.pipeline.tensors.values import Value
-from culm.pipeline.tensors.wire import bytes_of
 from culm.pipeline.tree import Block
 from culm.pipeline.user_code.model import ModelSource
 from culm.stage_server.compute.compute import Compute

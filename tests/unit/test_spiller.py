@@ -14,8 +14,8 @@ from culm.oracle.plain_loop import run_plain
 from culm.pipeline.job import Job, load_job
 from culm.pipeline.layer_bytes import LayerBytes
 from culm.pipeline.plan import Plan, StagePlan
+from culm.pipeline.tensors.raw import bytes_of
 from culm.pipeline.tensors.values import Value
-from culm.pipeline.tensors.wire import bytes_of
 from culm.stage_server.compute.device import CPU
 from culm.stage_server.spiller import Allowance, written
 from tests.unit.test_handing_on import EXAMPLES, weights_after
