@@ -45,3 +45,9 @@ def end_on_sigterm() -> None:
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
         signal.signal(signal.SIGHUP, raise_it)
     interrupt()
+
+
+def end_after(seconds: int) -> None:
+    """Has the system end this process after so long, whatever it is at, imports too."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(seconds)
