@@ -199,9 +199,11 @@ class Herd:
         said = []
         for s, stage in reversed(list(enumerate(self.plan.stages))):
             tallies = self._tallies if s == len(self.plan.stages) - 1 else []
-            where = {"era": self.plan.era, "step": self.committed, "stage": s, "first_layer": stage.first_layer}
             norms = [1.0] * (stage.end_layer - stage.first_layer)
-            ready = pb.AttendRequest(ready=pb.Ready(**where, squared_norms=norms, tallies=tallies))
+            said_of = pb.Ready(era=self.plan.era, step=self.committed, stage=s, first_layer=stage.first_layer)
+            said_of.squared_norms.extend(norms)
+            said_of.tallies.extend(tallies)
+            ready = pb.AttendRequest(ready=said_of)
             said += [(node, ready) for node in (*(b.node for b in stage.standbys), *dict.fromkeys(stage.owners))]
         for node, ready in said[:-1]:
             await self.nodes[node].say(ready)

@@ -25,7 +25,7 @@ from culm.coordinator.best import best_checkpoint, noted, written
 from culm.coordinator.commands import Command, Examine, Persist, Record, Retain, WriteManifest
 from culm.coordinator.decisions import Decision
 from culm.coordinator.reports import CheckpointBad, Checkpointed, CheckpointFault, Examined, Saved, Sight, Unread
-from culm.coordinator.rolling_back import roll_back, search_first
+from culm.coordinator.rolling_back import is_doubted, roll_back, search_first
 from culm.coordinator.state import Search, State
 from culm.coordinator.takeover import recovering
 from culm.pipeline.checkpoints.manifest import folder_of
@@ -63,7 +63,26 @@ def saved(state: State, report: Saved) -> Decision:
         files=files,
         identity=replace(state.agreement.nodes, lineage=state.agreement.lineage),
     )
-    return state, (*told, whole)
+    state = replace(state, storage=replace(state.storage, pending=(*state.storage.pending, whole)))
+    state, orders = manifests_due(state)
+    return state, (*told, *orders)
+
+
+def manifests_due(state: State) -> Decision:
+    """Orders the manifests of steps whose state is beyond doubt.
+
+    Where holders compare their state that is once the gate after the step's own has passed: files are read while
+    training goes on, so what they show is compared then (rule 25). Where no gate follows, after the last commit and in
+    a pause, it is at once.
+    """
+    storage = state.storage
+    waits = state.settings.audits and not state.rests
+    due = tuple(x for x in storage.pending if not waits or x.step <= state.committed - 2)
+    if not due:
+        return state, ()
+    left = tuple(x for x in storage.pending if x not in due)
+    ordered = storage.ordered.union(x.step for x in due)
+    return replace(state, storage=replace(storage, pending=left, ordered=ordered)), due
 
 
 def _slow(state: State) -> str:
@@ -79,6 +98,8 @@ def checkpointed(state: State, report: Checkpointed) -> Decision:
     # Only what is in this run's own folders is counted and deleted. A checkpoint that the run was resumed from is
     # another run's: it stays on record, and where it is.
     new = report.checkpoint
+    if is_doubted(state, new):
+        return state, ()
     known = sorted({*(c for c in state.checkpoints if c.folder != new.folder), new})
     own = [c for c in known if c.folder == _folder(state, c.step)]
     kept = {*own[-state.settings.checkpoints_kept :], new}

@@ -18,7 +18,9 @@ from statistics import median
 from culm.coordinator import (
     best,
     bookmarks,
+    checkpoints,
     cutting,
+    doubting,
     draining,
     failures,
     links,
@@ -104,6 +106,8 @@ def commit_if_ready(state: State, now: float) -> Decision:
         return state, ()
     if why := stopping_early.forgotten(state):
         return roll_back(state, why)
+    if (doubt := doubting.doubt_in(state)) is not None:
+        return doubting.go_back(state, doubt, now)
     settings = state.settings
     step = state.committed
     numbers = numbers_of(state)
@@ -127,6 +131,7 @@ def commit_if_ready(state: State, now: float) -> Decision:
         facts={},
         norms={},
         tallies=(),
+        checks=state.checks.after_step(step, plan),
         lost_owners=(),
         detail="training",
         waits={},
@@ -192,7 +197,8 @@ def commit_if_ready(state: State, now: float) -> Decision:
         save=saves,
     )
     state = best.noted(replace(state, last_commit=commit), {step: numbers.evaluated})
-    told: tuple[Command, ...] = (*commit_records(settings, commit), *best.written(state, step))
+    state, manifests = checkpoints.manifests_due(state)
+    told: tuple[Command, ...] = (*commit_records(settings, commit), *best.written(state, step), *manifests)
     return state, (Persist(), commit, *told, *recovered, *records, *ended)
 
 

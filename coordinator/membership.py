@@ -29,7 +29,7 @@
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, replace
 
-from culm.coordinator import agreement, copies, limits, links, saving, waiting
+from culm.coordinator import agreement, checks, copies, limits, links, saving, waiting
 from culm.coordinator.commands import Command, Dismiss, Persist, Publish, Record
 from culm.coordinator.decisions import Decision, budget_of, reason_of, with_plan, zones_of
 from culm.coordinator.detection import of_no_use
@@ -64,6 +64,8 @@ def join(state: State, report: Joined, now: float) -> Decision:
     if is_fenced(state, report.node, report.incarnation):
         why = f"{report.node} was declared lost or has left: its process has to join anew, without state"
         return state, (Dismiss(report.node, report.incarnation, why, join_anew=True),)
+    if why := checks.refusal(state.checks, report.node):
+        return state, (Dismiss(report.node, report.incarnation, why),)
     commands: list[Command] = []
     known = state.nodes.get(report.node)
     # Incarnations are microseconds since 1970: the lower one is older, and not the successor of the other.

@@ -220,6 +220,12 @@ def _ready(state: State, said: pb.Ready) -> str:
     if any(norm < 0.0 for norm in said.squared_norms):
         return f"a squared norm is {min(said.squared_norms)}, which is negative"
     settings = state.settings
+    if len(said.states) not in (0, count):
+        return f"it tells the state of {len(said.states)} layers, and is ready with {count}"
+    for audited in (*said.audited, *said.taken):
+        where = audited.pipeline < settings.pipelines and audited.microbatch < settings.microbatches
+        if not where or audited.stage >= layers:
+            return f"it tells of microbatch {audited.microbatch} of pipeline {audited.pipeline}, stage {audited.stage}"
     told = settings.told_in(said.step)
     if len(said.tallies) not in (0, told):
         return f"it tells {len(said.tallies)} tallies where step {said.step} has {told}"

@@ -18,6 +18,7 @@ from enum import StrEnum
 from culm.coordinator.failures import Work
 from culm.coordinator.node_prices import NodePrice
 from culm.coordinator.requests import Pausing, SaveAsked, Spent, Unpausing
+from culm.pipeline.audits import Audited
 from culm.pipeline.bookmark import Bookmark
 from culm.pipeline.checkpoints.manifest import File
 from culm.pipeline.commit import Commit
@@ -133,6 +134,11 @@ class Ready:
     squared_norms: tuple[float, ...]
     tallies: tuple[float, ...] = ()  # of every microbatch, in order, from holders of the last stage; else empty
     redone: int = 0  # instructions that an heir ran though the lost owner had finished them
+    # Where the job audits (rule 25): digests of the layers' state; of forwards of the stage that the node has run
+    # again; of what it has taken of such forwards of the stage before.
+    states: tuple[int, ...] = ()
+    audited: tuple[Audited, ...] = ()
+    taken: tuple[Audited, ...] = ()
 
     @property
     def layers(self) -> range:

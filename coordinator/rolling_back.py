@@ -63,8 +63,18 @@ def roll_back(state: State, why: str) -> Decision:
         following={},
         norms={},
         tallies=(),
+        checks=state.checks.anew(),
         saved={},
-        storage=replace(state.storage, unread={}, examined=False, fault="", fault_step=0, written_over=0),
+        storage=replace(
+            state.storage,
+            unread={},
+            examined=False,
+            fault="",
+            fault_step=0,
+            written_over=0,
+            ordered=frozenset(),
+            pending=(),
+        ),
         last_commit=None,
         lost_owners=(),
         exposed_since={},
@@ -74,6 +84,12 @@ def roll_back(state: State, why: str) -> Decision:
         paused_at=None,
     )
     return state, (Persist(), Record(kinds.RolledBack(era=state.era, step=origin.step), text))
+
+
+def is_doubted(state: State, origin: Origin) -> bool:
+    """Whether the checkpoint was written by an era before, at a step behind which that one was given up (rule 25)."""
+    since, until = state.checks.doubted
+    return since < origin.step <= until and origin.step not in state.storage.ordered and origin != state.origin
 
 
 def search_first(state: State) -> Decision:
@@ -98,7 +114,7 @@ def found(state: State, report: CheckpointsFound) -> Decision:
     shown: dict[str, Origin] = {}
     evaluated: dict[int, tuple[float, ...]] = {}
     for whole in report.whole:
-        if whole.origin in state.storage.proved_bad:
+        if whole.origin in state.storage.proved_bad or is_doubted(state, whole.origin):
             continue
         why = _of_another_run(state, whole)
         if why:

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from culm.coordinator.agreement import Agreement
+from culm.coordinator.checks import Checks
+from culm.coordinator.commands import WriteManifest
 from culm.coordinator.failures import Failures
 from culm.coordinator.node_prices import FREE, NodePrice
 from culm.coordinator.reports import CheckpointBad, Unread
@@ -94,6 +96,7 @@ class Settings:
     # How long nodes keep final weights that are neither saved nor fetched, and a run that has come to a limit.
     keep_after_done: float = 3600.0
     limits: Limits = field(default_factory=Limits)
+    audits: bool = False  # whether holders compare what they have computed (rule 25)
     nonfinite: str = "stop"  # or "skip": what becomes of a step whose loss or gradient is not finite
     same_hardware: bool = True  # whether a node of another kind than those before it is refused
     # Silence after which a node is lost; also for how long a broken order stream may mend if no neighbour misses the
@@ -255,6 +258,9 @@ class Storage:
     # The step of the newest checkpoint that a commit took off the record since nodes write it anew; 0: none. The one of
     # before is whole until they do.
     written_over: int = 0
+    # Of this era: the steps whose manifests were ordered, and those that wait until their state is beyond doubt.
+    ordered: frozenset[int] = frozenset()
+    pending: tuple[WriteManifest, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,6 +320,7 @@ class State:
     # reports what its owner had reported already, and to add that up would count it twice (rule 7).
     norms: Mapping[int, float] = field(default_factory=dict)
     tallies: tuple[float, ...] = ()
+    checks: Checks = field(default_factory=Checks)  # what was computed twice, where the job audits
     # Of an iterable dataset, by version, as the first node has told it. Invariant: few, about now (bookmarks.KEPT).
     bookmarks: Mapping[int, Bookmark] = field(default_factory=dict)
     last_commit: Commit | None = None

@@ -34,5 +34,6 @@ class Commit:
         stop = self.next_plan.early_stop if self.next_plan is not None else None
         return stop if stop is not None and stop.step == self.step else None
 
-    def with_ties(self, ties: Ties) -> "Commit":
-        return replace(self, next_plan=self.next_plan.with_ties(ties)) if ties and self.next_plan else self
+    def of_job(self, ties: Ties, audit: float = 0.0) -> "Commit":
+        """With what no message tells of its plan."""
+        return replace(self, next_plan=self.next_plan.of_job(ties, audit)) if self.next_plan else self

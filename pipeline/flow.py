@@ -11,6 +11,7 @@ gradient: PARTIAL goes from an owner to the bucket's reducer, REDUCED from the r
 goes to a standby.
 """
 
+from culm.pipeline.audits import auditor_of
 from culm.pipeline.instruction import Duty, Instruction, Pass
 from culm.pipeline.keys import ACCUMULATED, ACTIVATION, EVALUATED, GRADIENT, PARTIAL, REDUCED, Key, Kind
 from culm.pipeline.plan import Plan
@@ -119,7 +120,11 @@ def consumers(key: Key, plan: Plan, node: str) -> tuple[str, ...]:
     """Who needs the key from this node, which has its value; may include the node itself when it hosts both sides."""
     kind, stage = key.kind, key.stage
     if kind is ACTIVATION or kind is EVALUATED:
-        return (plan.stages[stage + 1].owners[key.pipeline],) if stage < len(plan.stages) - 1 else ()
+        if stage >= len(plan.stages) - 1:
+            return ()
+        owner = plan.stages[stage + 1].owners[key.pipeline]
+        auditor = _auditor_with(key, plan) if plan.audit and kind is ACTIVATION else None
+        return (owner, auditor) if auditor is not None else (owner,)
     if kind is GRADIENT:
         return (plan.stages[stage - 1].owners[key.pipeline],) if stage > 0 else ()
     if kind is REDUCED:
@@ -133,6 +138,18 @@ def consumers(key: Key, plan: Plan, node: str) -> tuple[str, ...]:
         standby = plan.stages[stage].hot_standby() if len(plan.stages[stage].distinct_owners) == 1 else None
         return (standby,) if standby is not None else ()
     return ()
+
+
+def _auditor_with(key: Key, plan: Plan) -> str | None:
+    """Who runs the forward again that takes this activation."""
+    return auditor_of(plan, Duty(key.pipeline, key.stage + 1), key.index, key.era, key.step)
+
+
+def near(duty: Duty, plan: Plan) -> set[str]:
+    """The nodes that exchange activations and gradients with the duty's owner under the plan, maybe itself."""
+    found = {plan.owner_of(each) for each in neighbours(duty, len(plan.stages))}
+    after = _after(duty, len(plan.stages)) if plan.audit else None
+    return found if after is None else found.union(plan.stages[after.stage].required())
 
 
 def is_taken(key: Key, sender: str, receiver: str, plan: Plan) -> bool:
@@ -149,8 +166,10 @@ def peers_of(node: str, plan: Plan) -> tuple[str, ...]:
     """The nodes to which this one may send tensors under the plan, without itself."""
     peers: dict[str, None] = {}
     for duty in plan.duties_of(node):
-        near = (_after(duty, len(plan.stages)), _before(duty))
-        peers.update((plan.owner_of(each), None) for each in near if each is not None)
+        beside = (after := _after(duty, len(plan.stages)), _before(duty))
+        peers.update((plan.owner_of(each), None) for each in beside if each is not None)
+        if plan.audit and after is not None:
+            peers.update(dict.fromkeys(plan.stages[after.stage].required()))
     for stage, layer in plan.held_layers(node):
         reducers = {bucket: plan.reducer_of(stage, bucket) for bucket in plan.buckets_of(stage, layer)}
         peers.update(dict.fromkeys(reducers.values()))

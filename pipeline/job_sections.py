@@ -281,6 +281,11 @@ class ResilienceSection(Section):
         "are 2, or as many as a trace that the coordinator is given asks for, and become more where the bulks of lost "
         "nodes ask for it",
     ] = 2
+    audit: Annotated[
+        Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False, strict=False)],
+        "the share of forwards that another holder of the stage runs once more, in bubbles, to find a machine that "
+        "computes wrongly; above 0 the holders of a stage also compare their state before each commit. 0: neither",
+    ] = 0.0
     patience: Annotated[
         Annotated[float, Field(ge=SHORTEST, allow_inf_nan=False, strict=False)],
         "seconds of silence after which a node that is frozen or cut off counts as lost. Every other time limit keeps "
@@ -292,6 +297,12 @@ class ResilienceSection(Section):
         # A job that is passed on names every option, also those that nobody chose.
         if self.redundancy == "off" and self.copies != type(self).model_fields["copies"].default:
             raise ValueError(f"redundancy is off, so there are no copies: remove copies = {self.copies}")
+        return self
+
+    @model_validator(mode="after")
+    def _has_somebody_to_audit(self) -> Self:
+        if self.redundancy == "off" and self.audit:
+            raise ValueError(f"redundancy is off, so nobody holds a stage to audit it: remove audit = {self.audit}")
         return self
 
     @property

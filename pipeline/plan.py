@@ -174,10 +174,13 @@ class Plan:
     early_stop: EarlyStop | None = None
     pause: Pause | None = None  # set: no step is begun from ``step`` on
     leader: int = 0  # who made it: a number that each leader draws, since a term may be issued twice (rule 15)
-    ties: Ties = ()  # the model's: each node puts them in, since no message tells them
+    # Each node puts these in, since no message tells them: the model's ties; the share of forwards that are audited.
+    ties: Ties = ()
+    audit: float = 0.0
 
-    def with_ties(self, ties: Ties) -> "Plan":
-        return replace(self, ties=ties) if ties else self
+    def of_job(self, ties: Ties, audit: float = 0.0) -> "Plan":
+        """With what no message tells."""
+        return replace(self, ties=ties, audit=audit) if ties or audit else self
 
     @cached_property
     def order(self) -> PlanOrder:

@@ -41,6 +41,7 @@ class Doing(StrEnum):
     BUBBLE = "bubble"
     COMMIT = "commit"
     IDLE = "idle"
+    CHECK = "check"
 
 
 WAITS = (Doing.BUBBLE, Doing.COMMIT, Doing.IDLE)
@@ -48,14 +49,17 @@ STEP_WORK = (Doing.FORWARD, Doing.BACKWARD, Doing.WEIGHTS)  # what an ideal step
 BETWEEN = "between"  # the share of what lies between two spans: the node chooses, hands on, takes its lock
 STATE = "state"
 # What is shown as one. All else is shown by its own name.
-_GROUPS = dict.fromkeys((Doing.ARRANGE, Doing.INSTALL, Doing.SAVE, Doing.RESUME), STATE)
+_GROUPS = {
+    **dict.fromkeys((Doing.ARRANGE, Doing.INSTALL, Doing.SAVE, Doing.RESUME), STATE),
+    Doing.CHECK: Doing.REDUNDANT.value,
+}
 # Every use of time that is shown, in the order of legends.
 USES: tuple[str, ...] = (*dict.fromkeys(_GROUPS.get(doing, doing.value) for doing in Doing), BETWEEN)
 MEANING: Mapping[str, str] = {
     "forward": "forward",
     "backward": "backward",
     "weights": "W (second half of a backward)",
-    "redundant": "redundant (for a stage it stands by for)",
+    "redundant": "redundant (ahead for another node, audits, checks)",
     "load": "load (samples)",
     "reduce": "reduce",
     "sum": "sum",
@@ -79,7 +83,7 @@ class TimedSpan:
     instruction: Instruction | None = None
     awaited: Key | None = None  # of BUBBLE
     stage: int = 0  # of REDUCE and SUM
-    index: int = 0  # of SUM the bucket, of INSTALL the layer
+    index: int = 0  # of SUM the bucket, of INSTALL and CHECK the layer
 
     @property
     def seconds(self) -> float:
@@ -104,8 +108,8 @@ class TimedSpan:
                 return f"reduce {self.stage}"
             case Doing.SUM:
                 return f"sum {self.stage}, bucket {self.index}"
-            case Doing.INSTALL:
-                return f"install layer {self.index}"
+            case Doing.INSTALL | Doing.CHECK:
+                return f"{self.doing} layer {self.index}"
             case Doing.BUBBLE:
                 return f"waits for {tensor_name(self.awaited)}" if self.awaited is not None else "waits for a tensor"
             case Doing.COMMIT:

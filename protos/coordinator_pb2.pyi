@@ -418,6 +418,9 @@ class Ready(_message.Message):
     SQUARED_NORMS_FIELD_NUMBER: _builtins.int
     TALLIES_FIELD_NUMBER: _builtins.int
     REDONE_FIELD_NUMBER: _builtins.int
+    STATES_FIELD_NUMBER: _builtins.int
+    AUDITED_FIELD_NUMBER: _builtins.int
+    TAKEN_FIELD_NUMBER: _builtins.int
     era: _builtins.int
     step: _builtins.int
     stage: _builtins.int
@@ -431,6 +434,18 @@ class Ready(_message.Message):
     def tallies(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """The last stage only: what the loss told of each microbatch, in order (pipeline/tally.py)."""
 
+    @_builtins.property
+    def states(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Where the job audits. The digest of each of these layers' state, which the gradient is to be applied to."""
+
+    @_builtins.property
+    def audited(self) -> _containers.RepeatedCompositeFieldContainer[Global___Audited]:
+        """Forwards of this stage that the node has run again."""
+
+    @_builtins.property
+    def taken(self) -> _containers.RepeatedCompositeFieldContainer[Global___Audited]:
+        """Of an owner: what it has taken of the stage before, of each forward that is audited."""
+
     def __init__(
         self,
         *,
@@ -441,14 +456,47 @@ class Ready(_message.Message):
         squared_norms: _abc.Iterable[_builtins.float] | None = ...,
         tallies: _abc.Iterable[_builtins.float] | None = ...,
         redone: _builtins.int = ...,
+        states: _abc.Iterable[_builtins.int] | None = ...,
+        audited: _abc.Iterable[Global___Audited] | None = ...,
+        taken: _abc.Iterable[Global___Audited] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["era", b"era", "first_layer", b"first_layer", "redone", b"redone", "squared_norms", b"squared_norms", "stage", b"stage", "step", b"step", "tallies", b"tallies"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audited", b"audited", "era", b"era", "first_layer", b"first_layer", "redone", b"redone", "squared_norms", b"squared_norms", "stage", b"stage", "states", b"states", "step", b"step", "taken", b"taken", "tallies", b"tallies"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Ready: _TypeAlias = Ready  # noqa: Y015
+
+@_typing.final
+class Audited(_message.Message):
+    """The digest of one forward's output; in the last stage, of the numbers that the loss tells of it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PIPELINE_FIELD_NUMBER: _builtins.int
+    STAGE_FIELD_NUMBER: _builtins.int
+    MICROBATCH_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    pipeline: _builtins.int
+    stage: _builtins.int
+    microbatch: _builtins.int
+    digest: _builtins.int
+    def __init__(
+        self,
+        *,
+        pipeline: _builtins.int = ...,
+        stage: _builtins.int = ...,
+        microbatch: _builtins.int = ...,
+        digest: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "microbatch", b"microbatch", "pipeline", b"pipeline", "stage", b"stage"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Audited: _TypeAlias = Audited  # noqa: Y015
 
 @_typing.final
 class Resumed(_message.Message):

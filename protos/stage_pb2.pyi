@@ -58,6 +58,8 @@ class _DoingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Doing.ValueType
     """Waiting for the step's commit."""
     DOING_IDLE: _Doing.ValueType  # 15
     """Waiting for anything else."""
+    DOING_CHECK: _Doing.ValueType  # 16
+    """Taking the digest of a layer's state."""
 
 class Doing(_Doing, metaclass=_DoingEnumTypeWrapper):
     """What a compute thread does, or waits for."""
@@ -94,6 +96,8 @@ DOING_COMMIT: Doing.ValueType  # 14
 """Waiting for the step's commit."""
 DOING_IDLE: Doing.ValueType  # 15
 """Waiting for anything else."""
+DOING_CHECK: Doing.ValueType  # 16
+"""Taking the digest of a layer's state."""
 Global___Doing: _TypeAlias = Doing  # noqa: Y015
 
 @_typing.final

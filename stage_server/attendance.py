@@ -66,8 +66,8 @@ class Attendance:
         facts = [attend_messages.available(available, self._worker), pb.AttendRequest(heartbeat=self.heartbeat())]
         if self._built:
             facts.append(attend_messages.built(self._built))
-        facts.extend(attend_messages.ready(fact) for fact in self._worker.repeat_facts())
-        facts.extend(attend_messages.caught_up(fact) for fact in self._worker.repeat_settled())
+        facts.extend(attend_messages.ready(fact) for fact in self._worker.facts.repeated())
+        facts.extend(attend_messages.caught_up(fact) for fact in self._worker.facts.repeated_settled())
         return facts
 
     def heartbeat(self) -> pb.Heartbeat:

@@ -1,4 +1,4 @@
-"""What a node does in a bubble: it loads samples, and runs forwards of stages that it stands by for."""
+"""What a node does in a bubble: it loads samples, runs forwards of stages that it stands by for, and checks."""
 
 # A bubble is the time in which the next instruction's input, or the commit, is not there yet. Own work comes first, and
 # the compute thread cannot put a piece of work aside. So in a bubble only that is begun which is expected to be over
@@ -40,8 +40,6 @@ class Bubble:
         return load if next_one or self._activity.has_time_for(load) else None
 
     def redundant(self) -> Work[Value] | None:
-        """A forward of a stage that this node stands by for; None if none is wanted, or there is no time for it."""
-        if not self._worker.runner.eager:
-            return None
+        """A forward of a stage that this node stands by for, or a check; None: none is wanted, or no time is left."""
         work = self._worker.next_redundant()
         return work if work is not None and self._activity.has_time_for(work) else None

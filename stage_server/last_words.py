@@ -1,12 +1,26 @@
 """What a node says when something has raised there: which work it was, and why, in one line."""
 
 from culm.pipeline.errors import JobError
+from culm.pipeline.instruction import Instruction
 from culm.pipeline.plan import Plan
 from culm.pipeline.tensors.values import Value
 from culm.pipeline.user_code.imports import place_of
 from culm.pipeline.user_code.refusals import mend_of_chance
 from culm.protos import coordinator_pb2 as pb
-from culm.stage_server.worker.work import Apply, Arrange, Install, Load, Reduce, Resume, Run, Save, Sum, Work
+from culm.stage_server.worker.work import (
+    Apply,
+    Arrange,
+    Audit,
+    Check,
+    Install,
+    Load,
+    Reduce,
+    Resume,
+    Run,
+    Save,
+    Sum,
+    Work,
+)
 
 START = pb.FailedWork(what="start", first_layer=0, end_layer=1)
 
@@ -45,6 +59,10 @@ def work_of(work: Work[Value] | Load, plan: Plan, building: int | None) -> pb.Fa
         return _failed("install", work.version, [work.layer])
     if isinstance(work, Save):
         return _failed("save", work.step, work.layers)
+    if isinstance(work, Audit):
+        return _failed(Instruction(work.duty, "F", work.microbatch).of_stage, work.step, work.layers)
+    if isinstance(work, Check):
+        return _failed("check", work.version, [work.layer])
     assert isinstance(work, Arrange)
     return _failed("arrange", work.step, work.layers)
 

@@ -164,7 +164,7 @@ class Node:
                 elif isinstance(work, Run) and result.copied is not PASSED:
                     self._handing_on.follow(work, result)
                 elif not isinstance(work, Load):
-                    self._worker.finish(work, result.value, result.values, result.accumulated)
+                    self._worker.finish(work, result.value, result.values, result.accumulated, result.digest)
                     self._exchange.carry_out()
                 if isinstance(work, Run):
                     self._spiller.look(work.operand, result.value)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from culm.coordinator import commands as cmd
 from culm.coordinator import reports
 from culm.coordinator.failures import Work
+from culm.pipeline.audits import Audited
 from culm.pipeline.checkpoints.manifest import File
 from culm.pipeline.layer_bytes import LayerBytes
 from culm.pipeline.messages import identity_from_proto, times_from_proto
@@ -79,6 +80,10 @@ def order_of(command: cmd.Command, before: Plan | None = None) -> pb.AttendRespo
         dismiss = pb.Dismiss(why=command.why, join_anew=command.join_anew, goodbye=command.goodbye)
         return pb.AttendResponse(dismiss=dismiss)
     return None  # carried out here, such as Persist
+
+
+def _audited(said: pb.Audited) -> Audited:
+    return Audited(said.pipeline, said.stage, said.microbatch, said.digest)
 
 
 def _failed(node: str, incarnation: int, failed: pb.Failed) -> reports.NodeFailed:
@@ -150,6 +155,9 @@ def report_of(node: str, incarnation: int, request: pb.AttendRequest) -> reports
             squared_norms=norms,
             tallies=tallies,
             redone=r.redone,
+            states=tuple(r.states),
+            audited=tuple(map(_audited, r.audited)),
+            taken=tuple(map(_audited, r.taken)),
         )
     if body == "resumed":
         return reports.Resumed(node, incarnation, request.resumed.generation, request.resumed.stage)

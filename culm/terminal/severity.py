@@ -36,6 +36,7 @@ OF_KIND: Mapping[type[Event], Severity] = {
     kinds.Measured: Severity.ROUTINE,
     kinds.Evaluated: Severity.NEWS,
     kinds.Skipped: Severity.WARNING,
+    kinds.Differed: Severity.BAD,
     kinds.Waiting: Severity.WARNING,
     kinds.Silent: Severity.BAD,
     kinds.Stalled: Severity.BAD,

@@ -22,13 +22,23 @@ from culm.pipeline.money.run_kinds import (
     Unpaused,
     Untracked,
 )
-from culm.pipeline.money.step_kinds import Committed, Evaluated, Measured, Moving, Silent, Skipped, Stalled, Waiting
+from culm.pipeline.money.step_kinds import (
+    Committed,
+    Differed,
+    Evaluated,
+    Measured,
+    Moving,
+    Silent,
+    Skipped,
+    Stalled,
+    Waiting,
+)
 
 # Each group has a module of its own, or shares one. Everybody else takes the kinds from here.
 GROUPS: Mapping[str, tuple[type[Event], ...]] = {
     "Nodes": (Joined, Attached, Dismissed, Warned, Draining, Left, Lost, Slow, Tight),
     "Plans": (Planned, Resumed, Recovered, Hot, RolledBack),
-    "Steps": (Committed, Measured, Evaluated, Skipped, Waiting, Silent, Stalled, Moving),
+    "Steps": (Committed, Measured, Evaluated, Skipped, Differed, Waiting, Silent, Stalled, Moving),
     "Checkpoints": (Checkpointed, CheckpointFault, SaveAsked),
     "The run": (Pausing, Paused, Unpaused, Stopping, Done, Fetched, Released, Failed, Untracked),
     "Coordinators": (Adopted, TookOver),

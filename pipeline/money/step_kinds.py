@@ -50,6 +50,19 @@ class Skipped(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Differed(Event):
+    """Nodes have computed the same thing differently, so one of their machines computes wrongly. The run goes back to
+    a step before that.
+    """
+
+    kind = "differed"
+    step: Annotated[int, "the step that was to be committed"]
+    what: Annotated[str, "what differs, in words"]
+    nodes: Annotated[str, "those that have computed it, separated by commas; empty where one of them is gone"] = ""
+    found: Annotated[str, "those that compute wrongly, as far as that can be told"] = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting(Event):
     """Training waits; the text says what for."""
 

@@ -45,6 +45,10 @@ class Number:
     totals: tuple[int, ...] = ()  # by layer, of what a stage's gradients have come to
     buffer: int | None = None  # of a gradient with pipeline 0 in it: the layer's buffer from the next step on
 
+    @property
+    def digest(self) -> int:
+        return self.number
+
 
 def sample(step: int, pipeline: int, microbatch: int) -> int:
     return (step * 1_000_003 + pipeline * 611_953 + microbatch * 7919 + 17) % PRIME

@@ -1,7 +1,7 @@
 """What has to hold after every event of a simulated history, by the number of the rule (docs/rules.md)."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from culm.coordinator import state as co
 from culm.coordinator.commands import Command, Publish
@@ -9,6 +9,7 @@ from culm.coordinator.decide import validate
 from culm.coordinator.membership import usable
 from culm.coordinator.zone_places import most_apart
 from culm.pipeline.money.kinds import Done
+from culm.pipeline.origin import Origin
 from culm.pipeline.terms import ERAS_BITS
 from culm.simulator.histories.world import Leader, Node, Storage, World
 from culm.stage_server.worker.validate import validate as validate_worker
@@ -72,11 +73,14 @@ def check_takeover(before: co.State, commands: Sequence[Command]) -> None:
     assert before.took_over_at is None or not published, "a leader makes a plan before it has heard all nodes (rule 8)"
 
 
-def check_rollback(before: co.State, state: co.State, storage: Storage) -> None:
-    """Raises AssertionError if a new era passes over a checkpoint that is whole and known (rule 14)."""
+def check_rollback(before: co.State, state: co.State, storage: Storage, doubted: Collection[Origin] = ()) -> None:
+    """Raises AssertionError if a new era passes over a checkpoint that is whole and known (rule 14).
+
+    doubted: those that a run that audits goes behind on purpose (rule 25).
+    """
     if state.era != max(before.era + 1, state.term << ERAS_BITS):
         return  # no era of this coordinator's own making
-    over = [c for c in before.checkpoints if c.step > state.origin.step and storage.is_whole(c)]
+    over = [c for c in before.checkpoints if c.step > state.origin.step and c not in doubted and storage.is_whole(c)]
     assert not over, f"an era begins from {state.origin} though {over[-1]} is whole (rule 14)"
 
 
@@ -101,6 +105,48 @@ def check_log(world: World) -> None:
     if world.deciding.alive and world.state.phase is co.Phase.DONE:
         said = any(isinstance(record.event, Done) for _, record in [*world.records, *unwritten])
         assert said, "the run is done, and no event says so"
+
+
+Told = tuple[float, tuple[float, ...], tuple[float, ...]]  # of a commit: the loss, what was measured and evaluated
+
+
+def check_end(
+    world: World,
+    losses: Mapping[tuple[int, int], Told],
+    expected: Callable[[Node, int, int], int],
+    exact: bool,
+) -> None:
+    """Raises AssertionError unless all that was committed, and all holders' states, are the plain loop's.
+
+    losses: by era and step; of an audited run only those of the last era, since an earlier one may have ended for what
+    was wrong in it. expected: as of ``check_node``. exact: false on uneven hardware, where holders agree and no more.
+    """
+    state, oracle, trained = world.state, world.oracle, world.trained
+    plan = state.plan
+    assert plan is not None
+    assert state.committed == world.end, f"the run ends after {state.committed} steps, not {world.end}"
+    for step in range(state.origin.step, world.end):
+        assert (state.era, step) in losses, f"step {step} was never committed"
+    for (era, step), (loss, measured, evaluated) in losses.items() if exact else ():
+        if world.audit and era != state.era:
+            continue
+        right = oracle.losses[step] if step < trained else loss
+        assert loss == right or step >= trained, f"the loss of step {step} in era {era} is {loss}, not {right}"
+        right_metrics = oracle.measured[step] if step < trained else ()
+        assert measured == right_metrics, f"step {step} in era {era} has measured {measured}, not {right_metrics}"
+        found = oracle.evaluated.get(step, ())
+        assert evaluated == found, f"step {step} in era {era} has evaluated {evaluated}, not {found}"
+    for step, loss in world.storage.losses if exact and not world.audit else ():
+        right = oracle.losses[step - 1]
+        assert loss == right, f"the checkpoint of step {step} is said to have the loss {loss}, not {right}"
+    for s, stage in enumerate(plan.stages):
+        for name in stage.required():
+            node = world.nodes[name]
+            if node.incarnation != plan.members[name].incarnation or not node.alive or node.frozen:
+                continue
+            for layer in stage.layers:
+                same = node.arithmetic.states[layer] == expected(node, world.end, layer)
+                assert same, f"{name} ends with another layer {layer} of stage {s}"
 
 
 def check_zones(before: co.State, state: co.State, zones: Mapping[str, str]) -> None:

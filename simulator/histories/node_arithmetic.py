@@ -1,10 +1,11 @@
 """The state of one simulated node, in the tiny arithmetic."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 
 from culm.pipeline import tree
+from culm.pipeline.audits import digest_of_numbers
 from culm.pipeline.instruction import Duty
 from culm.pipeline.tally import LOSS_ALONE, TallyForm
 from culm.pipeline.ties import Addend, Ties
@@ -48,6 +49,7 @@ class Arithmetic:
         self._pipelines = pipelines
         self.has_buffers = has_buffers
         self.uneven = uneven
+        self.error: Callable[[], int] = lambda: 0  # by how much a forward goes wrong; asked at each
         self.states: dict[int, int] = {}
         self.versions: dict[int, int] = {}  # of each state, to see that no two are ever mixed
         self.ranges: dict[Duty, range] = {}  # the layers of each duty
@@ -126,12 +128,28 @@ class Arithmetic:
             x = forward(self.states[layer], buffer, x, step, duty.pipeline, microbatch, layer)
             if self.has_buffers:
                 self._buffers[key] = changed(buffer, inputs[-1])
-        x = self.rounded(x)
+        x = self._given(x)
         self._inputs[duty, microbatch] = inputs
         self._outputs[duty, microbatch] = x
         if last:
             self._trained[duty.pipeline, microbatch] = trained(x, self._form)
         return x
+
+    def audited(self, duty: Duty, layers: range, step: int, microbatch: int, x: int | None, last: bool) -> int | None:
+        """The digest of a forward that another node has run; it leaves nothing behind."""
+        if self.has_buffers:
+            return None
+        if x is None:
+            x = sample(step, duty.pipeline, microbatch)
+        for layer in layers:
+            assert self.versions[layer] == step, f"layer {layer} is at {self.versions[layer]} in step {step} (rule 2)"
+            x = forward(self.states[layer], buffer_of(self.states[layer]), x, step, duty.pipeline, microbatch, layer)
+        x = self._given(x)
+        return digest_of_numbers(trained(x, self._form)) if last else x
+
+    def _given(self, x: int) -> int:
+        """What a forward gives on this node's hardware, which may go wrong."""
+        return self.rounded((x + self.error()) % PRIME)
 
     def evaluate(self, duty: Duty, step: int, microbatch: int, x: int | None, last: bool) -> int:
         self._begin(duty, step)

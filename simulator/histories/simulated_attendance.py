@@ -117,9 +117,9 @@ class SimulatedAttendance:
             identity=THIS_RUN,
         )
         self.tell(available)
-        for fact in worker.repeat_facts():
+        for fact in worker.facts.repeated():
             self.report(fact)
-        for settled in worker.repeat_settled():
+        for settled in worker.facts.repeated_settled():
             self.report(settled)
         if (written := self._world.storage.written(node)) is not None:
             self.tell(written)
@@ -146,6 +146,9 @@ class SimulatedAttendance:
                     squared_norms=fact.squared_norms,
                     tallies=fact.tallies,
                     redone=fact.redone,
+                    states=fact.states,
+                    audited=fact.audited,
+                    taken=fact.taken,
                 )
             )
         elif isinstance(fact, ReportCaughtUp):

@@ -11,7 +11,7 @@ from culm.pipeline.tree import Block
 from culm.simulator.histories.arithmetic import Number, added
 from culm.simulator.histories.node_arithmetic import Arithmetic
 from culm.simulator.histories.simulated_dataset import SimulatedReading
-from culm.stage_server.worker.work import Apply, Arrange, Install, Reduce, Resume, Run, Save, Sum, Work
+from culm.stage_server.worker.work import Apply, Arrange, Audit, Check, Install, Reduce, Resume, Run, Sum, Work
 
 # As ``culm.stage_server.compute`` is for a real node. The worker may order work on a stage that a plan has taken away
 # since: as in a real node nothing is computed then, and the worker drops the empty result.
@@ -26,6 +26,7 @@ class Computed(NamedTuple):
     result: Number | None = None  # an activation or a gradient
     values: tuple[tuple[Addend, Number], ...] = ()  # of a block of pipelines or of all
     accumulated: Number | None = None  # what the stage's gradients have come to, where it is to be shipped
+    digest: int | None = None  # of a layer's state, or of a forward that was audited
 
 
 class SimulatedCompute:
@@ -66,7 +67,15 @@ class SimulatedCompute:
         elif isinstance(work, Sum):
             first, *others = (arithmetic.added_up(dict(x), Block(0, self._pipelines)) for _, x in work.uses)
             return Computed(values=((Addend(work.bucket), arithmetic.whole(reduce(added, others, first))),))
-        elif not isinstance(work, Save) and work.instruction.duty in arithmetic.ranges:
+        elif isinstance(work, Check):
+            return Computed(digest=arithmetic.states.get(work.layer))
+        elif isinstance(work, Audit):
+            operand, last = work.operand.number if work.operand is not None else None, work.layers.stop == self._layers
+            if self.reading is not None or not all(layer in arithmetic.states for layer in work.layers):
+                return Computed()
+            again = arithmetic.audited(work.duty, work.layers, work.step, work.microbatch, operand, last)
+            return Computed(digest=again)
+        elif isinstance(work, Run) and work.instruction.duty in arithmetic.ranges:
             return Computed(self._pass(work, splits), accumulated=self._accumulated(work))
         return Computed()
 

@@ -81,10 +81,12 @@ class Leader:
         self.world.faults.operator.heard(before, report, self.state)
         if self.state.took_over_at is not None:
             check_takeover(before, commands)
-        check_rollback(before, self.state, self.world.storage)
+        doubted = self.state.storage.proved_bad if self.world.audit else ()
+        check_rollback(before, self.state, self.world.storage, doubted)
         if isinstance(report, reports.CheckpointsFound) and not report.why:
             self.searched_at = self.world.clock.now
-        if self is self.world.leader:  # nobody goes on from what one of a lower term begins
+        # Nobody goes on from what a leader of a lower term begins. A run that audits may leave a checkpoint out.
+        if self is self.world.leader and not self.world.audit:
             check_beginning(before, self, self.world.storage)
         check_zones(before, self.state, self.world.zones)
         for command in commands:

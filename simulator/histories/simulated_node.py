@@ -112,7 +112,8 @@ class SimulatedNode:
             return
         if not self.busy:
             work = self.worker.next_work()
-            if work is None and self.worker.runner.eager and self.world.random.random() < RUNS_AHEAD:
+            ahead = self.worker.runner.eager or self.worker.at.audit
+            if work is None and ahead and self.world.random.random() < RUNS_AHEAD:
                 work = self.worker.next_redundant()
             if work is not None:
                 self.busy = True
@@ -167,7 +168,7 @@ class SimulatedNode:
             self.worker.runner.note(work)
             self._hand_on(partial(self.worker.runner.hand_on, work, done.result, done.accumulated))
         else:
-            self.worker.finish(work, done.result, done.values, done.accumulated)
+            self.worker.finish(work, done.result, done.values, done.accumulated, done.digest)
         if self.world.spills:
             self._spill()
         self.world.faults.after_work(self, work)

@@ -120,6 +120,7 @@ class Storage(Protocol):
     """The storage of the checkpoints."""
 
     torn: set[str]
+    losses: list[tuple[int, float]]  # that checkpoints are said to have, with their steps
 
     def fails(self) -> bool: ...
     def save(self, node: Node, work: Save) -> None: ...
@@ -182,6 +183,7 @@ class World(Protocol):
     memory_of: Mapping[str, int]
     spills: bool  # nodes write every tensor that they can to disk
     home_seconds: float  # see ``simulated_node``
+    audit: float  # the share of forwards
     held: dict[Node, list[Callable[[], None]]]  # what reaches frozen nodes
     records: list[tuple[float, cmd.Record]]
     oracle: Oracle

@@ -68,6 +68,11 @@ class ChangingBuffers:
             if name in replaced or any(in_one_memory(buffer, tensor) for tensor in output):
                 put(self._places[name], buffer.clone())
 
+    @property
+    def changes(self) -> bool:
+        """Whether forwards have changed any, as far as it shows."""
+        return bool(self._exchanged)
+
     def not_exchanged(self) -> set[str]:
         """Buffers that no forward so far has changed, as far as it shows."""
         return self._places.keys() - self._exchanged

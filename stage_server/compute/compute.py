@@ -11,6 +11,8 @@
 #     Apply      the optimizer's step, on layers owned and stood by for alike: the only change of weights
 #     Install    the state of a layer from elsewhere, if it is of the same names, shapes and dtypes
 #     Save       loans of layers, for a checkpoint
+#     Check      the digest of a layer's state
+#     Audit      the digest of a forward's output, of a stage that another node owns
 #
 # A stage's accumulators belong to one step and begin when its first work of the step comes (``_begin``). So an heir's
 # stage begins the running step from its beginning, with empty accumulators (rule 9).
@@ -38,6 +40,7 @@ from culm.pipeline.tensors.values import Value
 from culm.pipeline.ties import Addend
 from culm.pipeline.tree import Block
 from culm.pipeline.user_code.model import ModelSource
+from culm.stage_server.compute.auditing import Auditing, state_digest
 from culm.stage_server.compute.copying import try_copying
 from culm.stage_server.compute.device import PASSED, Device, Event, value_here, value_home
 from culm.stage_server.compute.keeping import Keeping
@@ -48,7 +51,20 @@ from culm.stage_server.compute.loan import Loan
 from culm.stage_server.compute.merging import Given
 from culm.stage_server.compute.misfit import misfit
 from culm.stage_server.compute.stage import Stage, merged, merged_layer
-from culm.stage_server.worker.work import Apply, Arrange, Install, Load, Reduce, Resume, Run, Save, Sum, Work
+from culm.stage_server.worker.work import (
+    Apply,
+    Arrange,
+    Audit,
+    Check,
+    Install,
+    Load,
+    Reduce,
+    Resume,
+    Run,
+    Save,
+    Sum,
+    Work,
+)
 
 log = logging.getLogger("culm.compute")
 
@@ -64,6 +80,7 @@ class Result:
     kept_bytes: int = 0  # of the graph of a redundant forward
     refused: str = ""  # why a state from elsewhere was not installed
     accumulated: Value | None = None  # what the stage's gradients have come to, to be shipped
+    digest: int | None = None  # of a layer's state, or of a forward's output; None: there is none to compare
     built: tuple[tuple[int, str], ...] = ()  # hashes of layers at their initial state, which is used from now on
 
 
@@ -75,6 +92,7 @@ class Compute:
         self._pipelines = job.pipeline.pipelines
         self._source = source
         self._device = device
+        self._auditing = Auditing(job, source, device)
         self._layers: dict[int, HeldLayer] = {}
         # Invariant: one for each duty that this node runs, or may run ahead of its owner; their layers are held here.
         self._stages: dict[Duty, Stage] = {}
@@ -134,6 +152,11 @@ class Compute:
             uses = [{block: value_here(self._device, value) for block, value in of_use} for _, of_use in work.uses]
             whole = held.sum_up(uses, self._pipelines, self._job.train.clip_norm is not None)
             return Result(values=self._home([(Addend(work.bucket), whole)]))
+        if isinstance(work, Check):
+            return Result(digest=state_digest(self._layers[work.layer], self._device))
+        if isinstance(work, Audit):
+            layers = [self._layers[i] for i in work.layers]
+            return Result(digest=self._auditing.run(work, layers, self._samples_again, self._passed_on))
         if isinstance(work, Save):
             return Result(lent=tuple((layer, self._layers[layer].lend()) for layer in work.layers))
         if isinstance(work, Apply):
@@ -216,9 +239,12 @@ class Compute:
         if self._ahead is not None:
             with self.loading():
                 return self._ahead.take(load)
+        return self._loads_itself().load(load)
+
+    def _loads_itself(self) -> Loading:
         if self._loading is None:
             self._loading = Loading(self._job, self.told_samples, self.loading, lambda: self.known())
-        return self._loading.load(load)
+        return self._loading
 
     def take_bookmark(self) -> Bookmark | None:
         """Of an iterable dataset, where a step's samples have all been read since the last call."""
@@ -227,6 +253,11 @@ class Compute:
 
     def _samples(self, load: Load) -> Samples:
         return self._loaded.pop(load, None) or self._load(load)
+
+    def _samples_again(self, load: Load) -> Samples | None:
+        """Those of a forward that another node has run; None of an iterable dataset, which is read in order."""
+        loading = self._loads_itself()
+        return None if loading.reads_in_order else loading.load(load)
 
     def _run(self, work: Run[Value]) -> Result:
         duty, op, m = work.instruction

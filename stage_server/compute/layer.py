@@ -343,7 +343,7 @@ class HeldLayer:
     def export(self) -> Value:
         """A copy of all state as at the step's beginning."""
         # What a card's optimizer keeps in the host's memory, such as a count, is live there and copied as well.
-        state = [(name, tensor.clone() if tensor.is_cpu else tensor) for name, tensor in self._state().tensors]
+        state = [(name, tensor.clone() if tensor.is_cpu else tensor) for name, tensor in self.state().tensors]
         copy = value_home(self.device, Value(tuple(state)))
         self.device.copied().wait()
         return copy
@@ -352,7 +352,7 @@ class HeldLayer:
         """All state as at the step's beginning, to be read from where it is; from a copy, if it is on a card."""
         if not self.device.in_host:
             return Loan(self.export())
-        loan = Loan(self._state())
+        loan = Loan(self.state())
         self._loans.append(loan)
         return loan
 
@@ -362,7 +362,7 @@ class HeldLayer:
             loan.keep()
         self._loans.clear()
 
-    def _state(self) -> Value:
+    def state(self) -> Value:
         """The tensors themselves, except for buffers: forwards change those within a step."""
         before = self._buffers_before or {}
         of_buffers = {id(b): before.get(n, b).detach().clone() for n, b in self.module.named_buffers()}

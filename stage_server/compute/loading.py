@@ -112,19 +112,27 @@ class Loading:
     def load(self, load: Load) -> Samples:
         """Raises what the dataset raises; Untold, and JobError unless it gives what this node told of it."""
         section: Section = "evaluate" if load.evaluated else "data"
-        if section not in self._opened:
-            told = self._told[section] if self._told is not None else None
-            dataset = opened(self._job, section, told, self._around)
-            self._opened[section] = microbatches_of(
-                self._job, section, dataset, lambda step: bookmark_for(step, self._known(), bookmark_file.read)
-            )
-        take = partial(self._opened[section].microbatch, load.step, load.pipeline, load.microbatch)
+        take = partial(self._of(section).microbatch, load.step, load.pipeline, load.microbatch)
         with self._around():
             try:
                 return patiently(take, f"microbatch {load.microbatch}")
             except RAISED as error:
                 note(error, f"{section}.dataset, {name_of(self._job, section)}")
                 raise
+
+    def _of(self, section: Section) -> AnyMicrobatches:
+        if section not in self._opened:
+            told = self._told[section] if self._told is not None else None
+            dataset = opened(self._job, section, told, self._around)
+            self._opened[section] = microbatches_of(
+                self._job, section, dataset, lambda step: bookmark_for(step, self._known(), bookmark_file.read)
+            )
+        return self._opened[section]
+
+    @property
+    def reads_in_order(self) -> bool:
+        """Whether the dataset that is trained on is iterable. Opens it."""
+        return isinstance(self._of("data"), IterableMicrobatches)
 
     def take_bookmark(self) -> Bookmark | None:
         """Of an iterable dataset, where a step's samples have all been read since the last call."""

@@ -57,9 +57,13 @@ class Stage:
         loss: Callable[[Pytree, Pytree], torch.Tensor],
         splits: bool = False,
         learning_rate: Callable[[int], float] = lambda step: math.nan,
+        workspace: int | None = None,
     ) -> None:
-        """``learning_rate``: gives that of a step, to be told beside the loss; NaN: there is none."""
+        """``learning_rate``: gives that of a step, to be told beside the loss; NaN: there is none. ``workspace``: in
+        which buffers and gradients of the layers it works, if not in its pipeline's.
+        """
         self._pipeline = pipeline
+        self._workspace = pipeline if workspace is None else workspace
         self._learning_rate = learning_rate
         self.layers = layers
         self.first = first
@@ -92,7 +96,7 @@ class Stage:
 
     def _enter(self) -> None:
         for layer in self.layers:
-            layer.enter(self._pipeline)
+            layer.enter(self._workspace)
 
     def begin_step(self, step: int) -> None:
         """Starts a step from its beginning: graphs, gradients, tallies and changes to buffers are dropped."""
@@ -101,7 +105,7 @@ class Stage:
         self._tallies.clear()
         self.evaluation.begin_step()
         for layer in self.layers:
-            layer.begin_step(self._pipeline)
+            layer.begin_step(self._workspace)
         self._untouched.begin_step()
 
     def end_step(self) -> None:

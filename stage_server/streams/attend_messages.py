@@ -1,5 +1,6 @@
 """A node's facts as messages to its coordinator, and the coordinator's commits as orders."""
 
+from culm.pipeline.audits import Audited
 from culm.pipeline.bookmark import Bookmark
 from culm.pipeline.checkpoints.manifest import File
 from culm.pipeline.origin import Origin
@@ -43,8 +44,15 @@ def ready(fact: ReportReady) -> pb.AttendRequest:
         squared_norms=fact.squared_norms,
         tallies=fact.tallies,
         redone=fact.redone,
+        states=fact.states,
+        audited=map(_audited, fact.audited),
+        taken=map(_audited, fact.taken),
     )
     return pb.AttendRequest(ready=message)
+
+
+def _audited(said: Audited) -> pb.Audited:
+    return pb.Audited(pipeline=said.pipeline, stage=said.stage, microbatch=said.microbatch, digest=said.digest)
 
 
 def caught_up(fact: ReportCaughtUp) -> pb.AttendRequest:

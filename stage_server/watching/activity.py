@@ -10,10 +10,10 @@ from culm.protos import coordinator_pb2 as pb
 from culm.stage_server.compute.keeping import Limit
 from culm.stage_server.watching import spans
 from culm.stage_server.watching.durations import Durations, kind_of
-from culm.stage_server.watching.slack import COMMIT, LOADS, Awaited, Slack
+from culm.stage_server.watching.slack import CHECKS, COMMIT, LOADS, Awaited, Slack
 from culm.stage_server.watching.spans import Kept, Spans
 from culm.stage_server.watching.time_split import Times, phase_of, redundant_share
-from culm.stage_server.worker.work import Load, Run, Work
+from culm.stage_server.worker.work import Audit, Check, Load, Run, Work
 
 
 class Activity:
@@ -75,6 +75,8 @@ class Activity:
         self._spans.did(self._step, spans.what_of(work), self._began, self._computed)
         if isinstance(work, Load):
             self._slack.ran(LOADS, now - self._began)
+        elif isinstance(work, Check):
+            self._slack.ran(CHECKS, now - self._began)
         elif isinstance(work, Run):
             self.finished += 1
             if work.instruction.op == "F":
@@ -113,8 +115,7 @@ class Activity:
 
     def has_time_for(self, work: Work[Value] | Load) -> bool:
         """Whether this is expected to be over before the wait is."""
-        stage = work.instruction.stage if isinstance(work, Run) else LOADS
-        return self._slack.fits(stage, self._clock())
+        return self._slack.fits(_costs_as(work), self._clock())
 
     def forget(self) -> None:
         """The stages are others from now on."""
@@ -139,6 +140,13 @@ class Activity:
 
 def _awaited(key: Key) -> Awaited:
     return int(key.kind), key.stage, key.index
+
+
+def _costs_as(work: Work[Value] | Load) -> int:
+    """As what its time is known: a stage, LOADS or CHECKS."""
+    if isinstance(work, Run):
+        return work.instruction.stage
+    return work.duty.stage if isinstance(work, Audit) else CHECKS if isinstance(work, Check) else LOADS
 
 
 def _words(work: Work[Value] | Load) -> str:

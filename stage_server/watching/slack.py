@@ -9,7 +9,8 @@ MARGIN = 1.1
 
 Awaited = tuple[int, int, int]  # kind, stage and index of a tensor that every step waits for; COMMIT: a commit
 COMMIT: Awaited = (-1, 0, 0)
-LOADS = -1  # in place of a stage: what it takes to load a microbatch
+# In place of a stage: what it takes to load a microbatch, and to take the digest of a layer.
+LOADS, CHECKS = -1, -2
 
 
 class Slack:

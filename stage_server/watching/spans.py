@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeVar
 from culm.pipeline.instruction import Duty, Instruction
 from culm.pipeline.keys import Key
 from culm.pipeline.timetable import Arrival, Doing, Lane, TimedSpan
-from culm.stage_server.worker.work import Apply, Arrange, Install, Load, Reduce, Resume, Run, Sum, V, Work
+from culm.stage_server.worker.work import Apply, Arrange, Audit, Check, Install, Load, Reduce, Resume, Run, Sum, V, Work
 
 # Spans, and arrivals: some megabytes. A calm step of eight microbatches has about fifty of a node, so that is some
 # hundreds of steps.
@@ -57,6 +57,10 @@ def what_of(work: Work[V] | Load) -> What:
         return Other(Doing.SUM, work.stage, work.bucket)
     if isinstance(work, Install):
         return Other(Doing.INSTALL, index=work.layer)
+    if isinstance(work, Audit):
+        return Other(Doing.REDUNDANT, instruction=Instruction(work.duty, "F", work.microbatch))
+    if isinstance(work, Check):
+        return Other(Doing.CHECK, index=work.layer)
     return ARRANGE if isinstance(work, Arrange) else RESUME if isinstance(work, Resume) else SAVE
 
 

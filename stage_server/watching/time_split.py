@@ -6,7 +6,7 @@ from typing import Literal
 
 from culm.pipeline.flow import FORWARDS
 from culm.pipeline.times import TimeSplit
-from culm.stage_server.worker.work import Apply, Install, Load, Reduce, Run, Sum, V, Work
+from culm.stage_server.worker.work import Apply, Audit, Check, Install, Load, Reduce, Run, Sum, V, Work
 
 Phase = Literal["forward", "backward", "redundant", "apply", "bubble", "idle"]
 PLACE = {field.name: i for i, field in enumerate(fields(TimeSplit))}
@@ -16,7 +16,7 @@ def phase_of(work: Work[V] | Load) -> Phase:
     """What a piece of work counts as. Samples are for forwards; giving a stage's reduced gradient ends its
     backwards.
     """
-    if isinstance(work, Run) and work.redundant:
+    if isinstance(work, Audit | Check) or (isinstance(work, Run) and work.redundant):
         return "redundant"
     if isinstance(work, Load):
         return "forward"

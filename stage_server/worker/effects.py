@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, assert_never
 
+from culm.pipeline.audits import Audited
 from culm.pipeline.keys import Key
 from culm.pipeline.origin import Origin
 from culm.pipeline.plan import Plan, PlanOrder
@@ -18,7 +19,7 @@ from culm.pipeline.ties import Addend
 #   lacking, and an heir computes it again (rule 9).
 #
 # A report may be lost with the order stream. No effect repeats it: on attaching again the node tells its facts anew,
-# which ``Worker.repeat_facts`` and ``repeat_settled`` give (rule 6).
+# which ``Facts.repeated`` and ``repeated_settled`` give (rule 6).
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,11 @@ class ReportReady:
     squared_norms: tuple[float, ...]  # a layer's each, from ``first_layer`` on
     tallies: tuple[float, ...]  # of every microbatch, in order; of the last stage alone
     redone: int  # instructions that this node did again for a lost owner
+    # Where the job audits: digests of the layers' state, one each; of forwards that this node has run again; of what it
+    # has taken of such forwards.
+    states: tuple[int, ...] = ()
+    audited: tuple[Audited, ...] = ()
+    taken: tuple[Audited, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

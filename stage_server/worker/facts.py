@@ -19,6 +19,7 @@ from typing import Generic
 from culm.pipeline import flow
 from culm.pipeline.plan import Plan
 from culm.pipeline.tally import in_order
+from culm.stage_server.worker.checking import Checking
 from culm.stage_server.worker.effects import Effect, ReportCaughtUp, ReportReady
 from culm.stage_server.worker.holdings import Holdings
 from culm.stage_server.worker.position import Position
@@ -33,9 +34,16 @@ class Facts(Generic[V]):
     """Each method reports what has become true since the last call; ``progress`` after every event."""
 
     def __init__(
-        self, position: Position, holdings: Holdings[V], post: Post[V], runner: Runner[V], effects: list[Effect]
+        self,
+        position: Position,
+        holdings: Holdings[V],
+        post: Post[V],
+        runner: Runner[V],
+        checking: Checking[V],
+        effects: list[Effect],
     ) -> None:
         self._at = position
+        self._checking = checking
         self._holdings = holdings
         self._post = post
         self._runner = runner
@@ -70,7 +78,7 @@ class Facts(Generic[V]):
                 continue
             # A node that is being seeded may have the gradient before the state. If that were a fact, a node without
             # state could become an owner (rule 6).
-            if not self._holdings.are_at(self._at.version, layers):
+            if not self._holdings.are_at(self._at.version, layers) or self._checking.lacks(stage, layers):
                 continue
             # The last layer's first value carries the tallies, so a standby of the last stage can report them as well.
             # What it has of an earlier layer's bucket tells its norm there (rule 22).
@@ -84,6 +92,9 @@ class Facts(Generic[V]):
                 squared_norms=tuple(in_order(chain(*(v.squared_norms for v in of_layer))) for of_layer in values),
                 tallies=tallies,
                 redone=self._runner.redone(stage),
+                states=self._checking.states_of(layers),
+                audited=self._checking.audited(stage),
+                taken=self._checking.taken(stage),
             )
             self.ready[part] = report
             self._effects.append(report)
@@ -105,6 +116,14 @@ class Facts(Generic[V]):
             if self._holdings.are_at(self._at.version, layers):
                 report = self.settled[layers.start] = self._caught_up(layers, plan)
                 self._effects.append(report)
+
+    def repeated(self) -> tuple[ReportReady, ...]:
+        """All that was reported of the running step, for a coordinator that may have missed it (rule 6)."""
+        return tuple(self.ready.values())
+
+    def repeated_settled(self) -> tuple[ReportCaughtUp, ...]:
+        """Which seeded copies are at the last version, for a coordinator that may have missed it."""
+        return tuple(self.settled.values()) if self._at.rests else ()
 
     def end_step(self) -> None:
         self.ready.clear()

@@ -39,6 +39,7 @@ class Position:
     job_steps: int  # that are trained, unless the run ends early
     evaluations: Evaluations = NEVER
     ties: Ties = ()  # the model's, which no plan tells
+    audit: float = 0.0  # the share of forwards that are audited; the same
 
     term: int = 0  # the highest heard of; it never falls (rule 12)
     era: int = 0  # of the plan; part of every key, so that nothing of the era before fits (rule 1)

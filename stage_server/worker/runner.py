@@ -370,8 +370,7 @@ class Runner(Generic[V]):
         plan, takeover = self._at.plan, self.duties[duty].takeover
         assert plan is not None
         assert takeover is not None
-        peers = {plan.owner_of(near) for near in flow.neighbours(duty, len(plan.stages))}
-        return self._post.has_told(peers - {self._at.node}, takeover.since)
+        return self._post.has_told(flow.near(duty, plan) - {self._at.node}, takeover.since)
 
     def _ships(self, instruction: Instruction) -> int:
         """After how many microbatches, with this instruction, the gradients go to the hot standby; 0: not now."""

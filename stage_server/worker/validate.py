@@ -18,7 +18,7 @@ def validate(worker: Worker[Any]) -> None:
     steps = [commit.step for commit in at.commits]
     assert at.plan is None or steps == list(range(at.version, at.committed)), f"{at.node} queues {steps} (rule 2)"
     assert 0 <= at.version <= at.end, f"{at.node} is at version {at.version} of {at.end}"
-    for fact in worker.repeat_facts():
+    for fact in worker.facts.repeated():
         assert (fact.era, fact.step) == (at.era, at.version), f"{at.node} repeats an old fact (rule 6)"
 
 

@@ -11,12 +11,14 @@ from culm.pipeline.tree import Block
 
 
 class ValueFacts(Protocol):
-    """What a worker reads of a reduced gradient; all else in a value is opaque to it."""
+    """What a worker reads of a value; all else in it is opaque to it. The first two are of reduced gradients."""
 
     @property
     def squared_norms(self) -> tuple[float, ...]: ...
     @property
     def tallies(self) -> tuple[float, ...]: ...
+    @property
+    def digest(self) -> int: ...
 
 
 V = TypeVar("V", bound=ValueFacts)
@@ -132,6 +134,26 @@ class Save:
     last: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Take the digest of a layer's state, which is at this version: its holders compare theirs."""
+
+    layer: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audit(Generic[V]):
+    """Run a forward again that another node has run, and take its output's digest. It leaves nothing behind."""
+
+    duty: Duty
+    layers: range  # of the duty's stage
+    stages: int  # of the plan
+    step: int
+    microbatch: int
+    operand: V | None  # None: the stage takes samples
+
+
 class Load(NamedTuple):
     """Take a microbatch's samples from the dataset before a forward wants them, while there is nothing to do."""
 
@@ -144,4 +166,4 @@ class Load(NamedTuple):
         return f"loading microbatch {self.microbatch}{' of the evaluation' if self.evaluated else ''}"
 
 
-Work = Arrange | Run[V] | Resume[V] | Reduce[V] | Sum[V] | Apply[V] | Install[V] | Save
+Work = Arrange | Run[V] | Resume[V] | Reduce[V] | Sum[V] | Apply[V] | Install[V] | Save | Check | Audit[V]

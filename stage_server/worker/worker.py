@@ -9,6 +9,7 @@
 #     runner       a record for each duty, and which instruction is next
 #     arranging    the layers and duties that compute is to be ready for
 #     applying     what a commit does to the layers
+#     checking     digests of its state, and forwards of others that it runs again
 #     facts        what it has reported
 #
 # A step on one node. ``next_work`` gives the runner's instructions one by one, and their results go to the post. Reduce
@@ -37,15 +38,16 @@ from culm.pipeline.schedule import Schedule
 from culm.pipeline.ties import Addend
 from culm.stage_server.worker.applying import Applying
 from culm.stage_server.worker.arranging import Arranging
+from culm.stage_server.worker.checking import Checking
 from culm.stage_server.worker.early import Arrival
-from culm.stage_server.worker.effects import Adopted, Effect, ReportCaughtUp, ReportReady, SayHello, Standing
+from culm.stage_server.worker.effects import Adopted, Effect, SayHello, Standing
 from culm.stage_server.worker.facts import Facts
 from culm.stage_server.worker.holdings import Holdings
 from culm.stage_server.worker.later import Later
 from culm.stage_server.worker.position import Position
 from culm.stage_server.worker.post import Post
 from culm.stage_server.worker.runner import Runner
-from culm.stage_server.worker.work import Apply, Install, Reduce, Run, Save, Sum, V, Work
+from culm.stage_server.worker.work import Apply, Audit, Check, Install, Reduce, Run, Save, Sum, V, Work
 
 
 class Worker(Generic[V]):
@@ -69,7 +71,8 @@ class Worker(Generic[V]):
         self.post: Post[V] = Post(self.at, self._effects)
         self._arranging = Arranging()
         self.runner: Runner[V] = Runner(self.at, self.holdings, self.post, self._arranging, self._effects)
-        self.facts: Facts[V] = Facts(self.at, self.holdings, self.post, self.runner, self._effects)
+        self.checking: Checking[V] = Checking(self.at, self.holdings, self.post)
+        self.facts: Facts[V] = Facts(self.at, self.holdings, self.post, self.runner, self.checking, self._effects)
         self.applying: Applying[V] = Applying(self.at, self.holdings, self.post, self._effects)
         self.checkpoint_every = checkpoint_every
         self.runner.eager, self.runner.ship_every = eager, ship_every
@@ -117,7 +120,7 @@ class Worker(Generic[V]):
 
     def take_plan(self, plan: Plan, at_commit: bool = False) -> None:
         """Adopts a newer plan at once; an older one is refused (rule 3). ``at_commit``: its step begins."""
-        at, before, plan = self.at, self.at.plan, plan.with_ties(self.at.ties)
+        at, before, plan = self.at, self.at.plan, plan.of_job(self.at.ties, self.at.audit)
         ahead = before is not None and plan.era == at.era and plan.step > at.committed
         if ahead and any(at.node in stage.required() for stage in plan.stages):
             # The plan counts on this node, so the commit that leads to its step is still to come, and brings the plan.
@@ -141,6 +144,7 @@ class Worker(Generic[V]):
         # Before all that the parts send: an heir may have tensors for peers to which the plan before needed no stream.
         self._effects.append(Adopted(plan))
         self._effects.extend(SayHello(peer) for peer in peers_of(at.node, plan))
+        self.checking.adopt(plan)
         fresh = self.runner.adopt(plan, before, anew)
         self.holdings.adopt(plan, at.node, at.version, anew)
         if at_commit:
@@ -165,7 +169,7 @@ class Worker(Generic[V]):
 
     def take_commit(self, commit: Commit) -> None:
         """Queues a commit; it is applied by the next piece of work (rule 2)."""
-        at, commit = self.at, commit.with_ties(self.at.ties)
+        at, commit = self.at, commit.of_job(self.at.ties, self.at.audit)
         if commit.term < at.term or commit.era != at.era:
             return
         at.term, at.bookmark = commit.term, commit.bookmark or at.bookmark
@@ -209,11 +213,13 @@ class Worker(Generic[V]):
         self._saves.clear()
         self.last_commit = None
         self.runner.end_era()
+        self.checking.end_era()
         self.applying.end_era()
         self.facts.end_step()
 
     def _end_step(self) -> None:
         self.runner.end_step()
+        self.checking.begin_step()
         self.facts.end_step()
 
     # ---- state from elsewhere ---------------------------------------------------------------------------------------
@@ -316,13 +322,14 @@ class Worker(Generic[V]):
             return None
         summing = self.runner.summing.next_sum() or self.runner.summing.next_reduce()
         # A duty may turn out to begin the step again: then compute drops what it has of it first.
-        return summing or self.runner.next_run() or self._arranging.take()
+        work = summing or self.runner.next_run() or self._arranging.take()
+        return work or (self.checking.next() if self.waits_for_commit or not self.runner.duties.owned else None)
 
-    def next_redundant(self) -> Run[V] | None:
-        """A forward to run while ``next_work`` gives None: of a duty that this node stands by for, or None."""
+    def next_redundant(self) -> Run[V] | Check | Audit[V] | None:
+        """To do while ``next_work`` gives None: a forward of a duty that this node stands by for, or a check."""
         if self.must_arrange or self.at.commits or self.at.rests:
             return None
-        return self.runner.next_redundant()
+        return (self.runner.next_redundant() if self.runner.eager else None) or self.checking.next()
 
     def finish(
         self,
@@ -330,6 +337,7 @@ class Worker(Generic[V]):
         result: V | None = None,
         values: tuple[tuple[Addend, V], ...] = (),
         accumulated: V | None = None,
+        digest: int | None = None,
     ) -> None:
         """Takes a Run's ``result``, a Reduce's or Sum's ``values``. Of work that is void they are dropped."""
         at = self.at
@@ -342,7 +350,10 @@ class Worker(Generic[V]):
             self.runner.summing.summed(work, values[0][1])
         elif isinstance(work, Install):
             self.holdings.installed(work, at.version)
+            self.checking.forget(work.layer)
             self._look_for_gaps()
+        elif isinstance(work, Check | Audit):
+            self.checking.done(work, digest)
         elif isinstance(work, Apply) and work.catch_up:
             self.holdings.caught_up(work)
             assert at.plan is not None
@@ -382,16 +393,6 @@ class Worker(Generic[V]):
         for key in (key for key in self.post.mailbox if key.kind is REDUCED):
             for layer, place in self.at.places_of(key.index):
                 self.holdings.passed(layer, place, key.step)
-
-    # ---- facts ------------------------------------------------------------------------------------------------------
-
-    def repeat_facts(self) -> tuple[ReportReady, ...]:
-        """All that was reported of the running step, for a coordinator that may have missed it (rule 6)."""
-        return tuple(self.facts.ready.values())
-
-    def repeat_settled(self) -> tuple[ReportCaughtUp, ...]:
-        """Which seeded copies are at the last version, for a coordinator that may have missed it."""
-        return tuple(self.facts.settled.values()) if self.at.rests else ()
 
     def drain(self) -> list[Effect]:
         """What is to be sent since the last call, in order."""

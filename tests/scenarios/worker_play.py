@@ -14,7 +14,7 @@ from culm.pipeline.ties import Addend
 from culm.simulator.histories.arithmetic import Number
 from culm.stage_server.worker import effects
 from culm.stage_server.worker.validate import validate
-from culm.stage_server.worker.work import Apply, Arrange, Install, Reduce, Resume, Run, Save, Sum, Work
+from culm.stage_server.worker.work import Apply, Arrange, Audit, Check, Install, Reduce, Resume, Run, Save, Sum, Work
 from culm.stage_server.worker.worker import Worker
 
 KINDS = {ACTIVATION: "activation", GRADIENT: "gradient"}
@@ -306,5 +306,9 @@ def _said(work: Work[Number]) -> str:
             return f"puts layer {work.layer} in place, at version {work.version}"
         case Save():
             return f"saves {layers_of(work.layers)} at step {work.step}"
+        case Check():
+            return f"takes the digest of layer {work.layer} at version {work.version}"
+        case Audit():
+            return f"runs forward {work.microbatch} of duty {work.duty} in step {work.step} again, to audit it"
         case _:
             assert_never(work)

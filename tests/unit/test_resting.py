@@ -81,6 +81,6 @@ def test_nothing_waits_for_a_gradient_once_the_commit_of_a_pause_is_here() -> No
     works(worker)
     told = [effect for effect in worker.drain() if isinstance(effect, ReportCaughtUp)]
     assert told == [ReportCaughtUp(0, 0, 2, 2, (1, 2))]
-    assert worker.repeat_settled() == tuple(told)
+    assert worker.facts.repeated_settled() == tuple(told)
     worker.take_plan(replace(PREPARING, generation=3, stages=SEEDING, target=(), step=2))
-    assert worker.repeat_settled() == ()
+    assert worker.facts.repeated_settled() == ()

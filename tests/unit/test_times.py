@@ -21,6 +21,7 @@ from tests.short import activation, duty, unit
 class Nothing:
     squared_norms: tuple[float, ...] = ()
     tallies: tuple[float, ...] = ()
+    digest: int = 0
 
 
 WORKS: list[tuple[Work[Nothing], Phase]] = [

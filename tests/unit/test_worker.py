@@ -19,6 +19,7 @@ from tests.short import activation, gradient, reduced_gradient, unit
 class Nothing:
     squared_norms: tuple[float, ...] = ()
     tallies: tuple[float, ...] = ()
+    digest: int = 0
 
 
 NAMES = ("n0", "n1", "n2")

@@ -1,0 +1,155 @@
+"""What nodes have computed of the same things, and where they differ: one of them computes wrongly (rule 25). Pure."""
+
+# Two things are told twice in a step, where the job audits:
+#
+#     the state of a layer        by each of its holders
+#     the output of a forward     by whoever took it, and by another holder of the stage, which ran it again; in the
+#                                 last stage by the tallies, and by that holder
+#
+# Where two differ one of them is wrong. Of three and more the few are. Of two nobody can say which: both are in doubt,
+# and it is remembered. Whoever is in doubt with two others, which are not with each other, is the one.
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from culm.pipeline.audits import Audited, digest_of_numbers
+from culm.pipeline.instruction import Duty
+from culm.pipeline.plan import Plan
+
+DOUBTS_KEPT = 64
+MOST_LIVES = 2  # of a node that was found to compute wrongly: its machine is not let in again
+# Times in a row that the same two nodes may differ: with nobody else to ask, to go back once more changes nothing.
+MOST_OF_TWO = 5
+
+Forward = tuple[int, int, int]  # pipeline, stage, microbatch
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """Something that nodes have computed differently."""
+
+    what: str  # in words
+    nodes: frozenset[str]  # of which one at least is wrong, if that is known
+    guilty: frozenset[str]  # those that most others speak against
+    of_state: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checks:
+    """The first three are of the running step."""
+
+    states: Mapping[int, Mapping[str, int]] = field(default_factory=dict)  # layer -> node -> digest
+    taken: Mapping[Forward, int] = field(default_factory=dict)  # the digest of what was used
+    audited: Mapping[Forward, tuple[str, int]] = field(default_factory=dict)  # by whom, and the digest
+    doubts: tuple[frozenset[str], ...] = ()  # of steps before, the newest last; those that are explained are gone
+    doubted: tuple[int, int] = (0, 0)  # checkpoints after the first step, up to the second, are struck off
+    in_a_row: int = 0  # doubts since the last commit
+    found: Mapping[str, int] = field(default_factory=dict)  # node -> how often it was found to compute wrongly
+    cleared: Mapping[str, int] = field(default_factory=dict)  # node -> the last step in which what it computed agreed
+
+    def told(
+        self, node: str, first_layer: int, states: Sequence[int], taken: Sequence[Audited], audited: Sequence[Audited]
+    ) -> "Checks":
+        """With what a node that is ready says. The first word counts, as of all facts."""
+        if not (states or taken or audited):
+            return self
+        by_layer = dict(self.states)
+        for layer, digest in enumerate(states, first_layer):
+            by_layer[layer] = {node: digest, **by_layer.get(layer, {})}
+        return replace(
+            self,
+            states=by_layer,
+            taken={**{_of(x): x.digest for x in taken}, **self.taken},
+            audited={**{_of(x): (node, x.digest) for x in audited}, **self.audited},
+        )
+
+    def after_step(self, step: int, plan: Plan) -> "Checks":
+        """The step is committed: nothing that was told of it differed."""
+        if not (self.states or self.taken or self.audited or self.in_a_row):
+            return self
+        agreed = {auditor for auditor, _ in self.audited.values()}
+        agreed |= {plan.owner_of(Duty(p, s)) for p, s, _ in self.audited if s < len(plan.stages) and p < plan.pipelines}
+        return replace(self.anew(), in_a_row=0, cleared={**self.cleared, **dict.fromkeys(agreed, step)})
+
+    def anew(self) -> "Checks":
+        """Another step begins, or another era."""
+        return replace(self, states={}, taken={}, audited={})
+
+
+def _of(said: Audited) -> Forward:
+    return said.pipeline, said.stage, said.microbatch
+
+
+def differing(
+    checks: Checks, plan: Plan, tallies: Sequence[float], microbatches: int, size: int, moved: frozenset[int]
+) -> Doubt | None:
+    """The first thing that differs, if any does.
+
+    tallies: of what was trained, ``size`` numbers a microbatch. moved: stages whose owner was lost within the step, so
+    that nobody knows any more who has given what was taken of them.
+    """
+    for layer in sorted(checks.states):
+        said = checks.states[layer]
+        if len(set(said.values())) > 1:
+            return _of_state(layer, said)
+    for forward in sorted(checks.audited):
+        p, s, m = forward
+        auditor, digest = checks.audited[forward]
+        taken = checks.taken.get(forward)
+        if taken is None and s == len(plan.stages) - 1:
+            place = (p * microbatches + m) * size
+            taken = digest_of_numbers(tallies[place : place + size]) if len(tallies) >= place + size else None
+        if taken is not None and taken != digest:
+            owner = plan.stages[s].owners[p] if s < len(plan.stages) and s not in moved else auditor
+            nodes = frozenset({owner, auditor})
+            of = f"pipeline {p}, " if plan.pipelines > 1 else ""
+            what = f"the forward of microbatch {m} ({of}stage {s})"
+            return Doubt(what, nodes if len(nodes) > 1 else frozenset(), frozenset())
+    return None
+
+
+def _of_state(layer: int, said: Mapping[str, int]) -> Doubt:
+    counts = Counter(said.values())
+    digest, most = counts.most_common(1)[0]
+    few = frozenset(node for node, each in said.items() if each != digest) if 2 * most > len(said) else frozenset()
+    return Doubt(f"the state of layer {layer}", frozenset(said), few, of_state=True)
+
+
+def noted(checks: Checks, doubt: Doubt) -> tuple[Checks, frozenset[str]]:
+    """With a doubt on record, and who is found to compute wrongly by it and by those of before."""
+    doubts = checks.doubts
+    if doubt.nodes and not doubt.guilty:
+        doubts = (*doubts, doubt.nodes)[-DOUBTS_KEPT:]
+    guilty = doubt.guilty or _in_every(doubts)
+    found = {**checks.found, **{node: checks.found.get(node, 0) + 1 for node in guilty}}
+    left = tuple(nodes for nodes in doubts if not nodes & guilty)
+    return replace(checks.anew(), doubts=left, in_a_row=checks.in_a_row + 1, found=found), guilty
+
+
+def _in_every(doubts: Sequence[frozenset[str]]) -> frozenset[str]:
+    """Who is in doubt with two different others, more often than any other node."""
+    times = Counter(node for nodes in doubts for node in nodes)
+    for node, count in times.most_common(1):
+        partners = {nodes - {node} for nodes in doubts if node in nodes}
+        if len(partners) > 1 and all(other == node or times[other] < count for other in times):
+            return frozenset({node})
+    return frozenset()
+
+
+def undecided(checks: Checks) -> frozenset[str]:
+    """Two nodes that have differed again and again, and nobody tells which of them is right; empty: there are none."""
+    newest = checks.doubts[-MOST_OF_TWO:]
+    again = checks.in_a_row >= MOST_OF_TWO == len(newest) and len(set(newest)) == 1
+    return newest[-1] if again else frozenset()
+
+
+def refusal(checks: Checks, node: str) -> str:
+    """Why a node of this name takes no part any more, or nothing."""
+    times = checks.found.get(node, 0)
+    if times < MOST_LIVES:
+        return ""
+    return (
+        f"{node} was found to compute wrongly {times} times: test its machine's memory and processor, and start the "
+        "node on another machine, under another name"
+    )
