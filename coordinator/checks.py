@@ -20,7 +20,7 @@ from culm.pipeline.plan import Plan
 DOUBTS_KEPT = 64
 MOST_LIVES = 2  # of a node that was found to compute wrongly: its machine is not let in again
 # Times in a row that the same two nodes may differ: with nobody else to ask, to go back once more changes nothing.
-MOST_OF_TWO = 5
+MOST_OF_TWO = 12
 
 Forward = tuple[int, int, int]  # pipeline, stage, microbatch
 

@@ -2,25 +2,30 @@
 
 import os
 import random
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from culm.coordinator import checkpoints, checks
 from culm.coordinator import state as co
+from culm.coordinator.decisions import Decision
 from culm.pipeline.money.kinds import Differed
-from culm.simulator.histories.simulated_cluster import Cluster
+from culm.simulator.histories.simulated_cluster import Broken, Cluster
 from culm.simulator.histories.wrong_machines import WrongMachines
 
 SOAK = os.environ.get("CULM_SOAK") == "1"
 
 
-def history_of_audits(seed: int, right: bool = False, **asked: Any) -> tuple[Cluster, WrongMachines]:
-    """Any shape; every forward is audited. A bit or two flip, and forwards go wrong, unless all machines are right."""
+def history_of_audits(
+    seed: int, flips: bool = True, forwards: bool = True, **asked: Any
+) -> tuple[Cluster, WrongMachines]:
+    """Any shape; every forward is audited. A bit or two flip, and forwards go wrong, as far as asked for."""
     draw = random.Random(f"audited {seed}")
     stages, pipelines = draw.choice([(1, 2), (2, 1), (3, 1), (4, 1), (2, 2), (2, 3), (3, 2)])
-    flips, forwards = draw.choice([0, 1, 2]), draw.choice([0, 1, 2])
+    wrong = draw.choice([0, 1, 2]) * flips, draw.choice([0, 1, 2]) * forwards
     machines: list[WrongMachines] = []
-    wrong = (0, 0) if right else (flips, forwards)
     cluster = Cluster(
         seed,
         stages=stages,
@@ -35,9 +40,8 @@ def history_of_audits(seed: int, right: bool = False, **asked: Any) -> tuple[Clu
         splits=draw.choice([False, True]),
         ship_every=draw.choice([0, 0, 2]),
         copies=draw.choice([2, 2, 3]),
-        audit=1.0,
         hostile=lambda world: machines.append(WrongMachines(world, *wrong)),
-        **{"disturb": 0, **asked},
+        **{"audit": 1.0, "disturb": 0, **asked},
     )
     return cluster, machines[0]
 
@@ -61,7 +65,85 @@ def test_whatever_goes_wrong_in_a_forward_or_a_state_no_bit_of_it_stays(fifty: i
 @pytest.mark.parametrize("fifty", range(40 if SOAK else 1))
 def test_lost_nodes_are_not_taken_for_wrong_ones(fifty: int) -> None:
     for seed in range(fifty * 50, fifty * 50 + (50 if SOAK else 15)):
-        cluster, _ = history_of_audits(seed, right=True, disturb=3)
+        cluster, _ = history_of_audits(seed, flips=False, forwards=False, disturb=3)
         cluster.run()
         assert cluster.state.phase is co.Phase.DONE, f"seed {seed}: {cluster.state.detail}"
         assert not differed(cluster), f"seed {seed}"
+
+
+def leaving_out(without: pytest.MonkeyPatch, **parts: Any) -> None:
+    differing = checks.differing
+
+    def of_the_rest(told: checks.Checks, *others: Any) -> checks.Doubt | None:
+        return differing(replace(told, **parts), *others)
+
+    without.setattr(checks, "differing", of_the_rest)
+
+
+def without_states(without: pytest.MonkeyPatch) -> None:
+    """Nobody compares what holders tell of their state."""
+    leaving_out(without, states={})
+
+
+def without_forwards(without: pytest.MonkeyPatch) -> None:
+    """Nobody compares what auditors have found."""
+    leaving_out(without, audited={})
+
+
+def without_waiting(without: pytest.MonkeyPatch) -> None:
+    """A checkpoint is whole before the gate after it has passed."""
+    due = checkpoints.manifests_due
+    audited = lambda state, on: replace(state, settings=replace(state.settings, audits=on))  # noqa: E731
+
+    def at_once(state: co.State) -> Decision:
+        state, orders = due(audited(state, False))
+        return audited(state, True), orders
+
+    without.setattr(checkpoints, "manifests_due", at_once)
+
+
+# Where every forward is audited a state that has changed shows by these, too.
+FEW = {"audit": 0.01, "forwards": False}
+
+
+@pytest.mark.parametrize(
+    ("part", "seed", "asked"), [(without_states, 28, FEW), (without_forwards, 0, {}), (without_waiting, 241, {})]
+)
+def test_without_a_part_of_it_a_wrong_number_stays(
+    part: Callable[[pytest.MonkeyPatch], None], seed: int, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as without:
+        part(without)
+        with pytest.raises(Broken):
+            history_of_audits(seed, **asked)[0].run()
+    history_of_audits(seed, **asked)[0].run()
+
+
+def history_of_a_faulty_machine(seed: int) -> Cluster:
+    """Half of one machine's forwards are wrong, whatever process runs there; one forward in twenty is audited."""
+    stages, copies = random.Random(f"faulty {seed}").choice([(3, 2), (4, 2), (4, 3)])
+    return Cluster(
+        seed,
+        stages=stages,
+        layers=stages,
+        microbatches=8,
+        steps=100,
+        checkpoint_every=10,
+        copies=copies,
+        spares=1,
+        disturb=0,
+        audit=0.05,
+        hostile=lambda world: WrongMachines(world, faulty="n1", share=0.5),
+    )
+
+
+def test_a_machine_that_computes_wrongly_again_and_again_is_found() -> None:
+    trials = 200 if SOAK else 2
+    found = 0
+    for seed in range(trials):
+        cluster = history_of_a_faulty_machine(seed).run()
+        assert cluster.state.phase is co.Phase.DONE, f"seed {seed}: {cluster.state.detail}"
+        blamed = {name for event in differed(cluster) for name in event.found.split(", ") if name}
+        assert blamed <= {"n1"}, f"seed {seed}: {blamed}"
+        found += "n1" in blamed
+    assert found >= 0.95 * trials
