@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import culm
+from culm.engines.command import last_words, run
 from culm.engines.engine import Tell, Wish
 from culm.engines.local import lines_of
 from culm.engines.services import DAYS, make_kit, read_settings
@@ -37,11 +38,12 @@ from culm.pipeline.errors import JobError
 
 WHERE = "--on kubernetes"
 ROLES = ("coordinator", "stage", "operator", "redis")
-ASK_SECONDS = 60.0
+ASK_SECONDS = 600.0  # a namespace may take minutes to be deleted
 FORWARD_SECONDS = 20.0
 POLL_SECONDS = 1.0
 FORWARD_POLL_SECONDS = 0.05
 FORWARDED = re.compile(r"Forwarding from (127\.0\.0\.1:\d+)")
+_run = partial(run, where=WHERE, mend="see whether it reaches your cluster", seconds=ASK_SECONDS)
 
 
 class Kubernetes:
@@ -91,8 +93,8 @@ class Kubernetes:
                 break
             time.sleep(FORWARD_POLL_SECONDS)
         forward.kill()
-        said = [*lines_of(log)] or ["it said nothing"]
-        raise JobError(f"kubectl forwards no port: {said[-1]}", WHERE, "see culm logs, and kubectl get pods")
+        said = last_words(lines_of(log))
+        raise JobError(f"kubectl forwards no port: {said}", WHERE, "see culm logs, and kubectl get pods")
 
     def parts(self, folder: Path, record: Record) -> Mapping[str, str]:
         return {pod["metadata"]["name"]: _state(pod) for pod in _pods(record)}
@@ -186,18 +188,6 @@ def _words(record: Record) -> list[str]:
 
 def _kubectl(record: Record, *words: str) -> str:
     return _run([*_words(record), *words])
-
-
-def _run(words: list[str]) -> str:
-    """What it prints. Raises JobError with what it says instead."""
-    try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=10 * ASK_SECONDS)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise JobError(f"kubectl does not work ({error})", WHERE, "see whether it reaches your cluster") from error
-    if done.returncode:
-        said = done.stderr.strip().splitlines() or [f"code {done.returncode}"]
-        raise JobError(f"kubectl refuses: {said[-1]}", WHERE, "mend what it says")
-    return done.stdout
 
 
 def _pods(record: Record) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from culm.engines.command import last_words
 from culm.engines.engine import Tell, Wish
 from culm.local import clusters
 from culm.local.clusters import KEEPER, Process, Record
@@ -91,10 +92,8 @@ def _await_address(folder: Path, keeper: "subprocess.Popen[bytes]") -> Record:
             keeper.wait(POLL_SECONDS)
         except subprocess.TimeoutExpired:
             continue
-        said = (folder / "keeper.log").read_text(errors="replace").strip().splitlines() or ["it said nothing"]
-        raise JobError(
-            f"the cluster did not come up: {said[-1].removeprefix('culm up: ')}", str(folder), "see the logs there"
-        )
+        said = last_words(lines_of(folder / "keeper.log")).removeprefix("culm up: ")
+        raise JobError(f"the cluster did not come up: {said}", str(folder), "see the logs there")
     clusters.end(folder)
     raise JobError(f"the coordinator does not listen after {START_SECONDS:g} s", str(folder), "see the logs there")
 

@@ -4,11 +4,13 @@ import json
 import os
 import stat
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from culm.__main__ import main
+from culm.engines.command import run
 from culm.engines.engine import ENGINES, Wish, find, options_of
 from culm.engines.named_cluster import enter, only_one
 from culm.engines.services import StageServer, make_kit, packed, read_settings, unpacked
@@ -132,3 +134,17 @@ def test_a_cluster_is_listed_and_entered_by_its_name(
     assert "squeue" in told["parts"]["slurm"]  # which is not here
     with pytest.raises(JobError, match=r"no cluster of that name is up.*name one that is: gpt"):
         enter("gtp")
+
+
+def test_a_command_of_the_cluster_that_fails_is_told_in_a_line() -> None:
+    ask = partial(run, where="--on slurm", mend="see whether it answers", seconds=20.0)
+    assert ask(["sh", "-c", "echo $WORD", "x"], variables={"WORD": "told"}) == "told\n"
+    with pytest.raises(JobError, match=r"^--on slurm: sh refuses: no such partition; mend what it says$"):
+        ask(["sh", "-c", "echo first >&2; echo '\x1b[31mno such partition\x1b[0m' >&2; echo >&2; exit 3"])
+    with pytest.raises(JobError, match=r": Slurm refuses: code 3; "):
+        ask(["sh", "-c", "exit 3"], who="Slurm")
+    assert ask(["sh", "-c", "echo Invalid job >&2; exit 1"], allowed="Invalid job") == ""
+    with pytest.raises(JobError, match=r": sleep has not answered in 0\.1 s; see whether it answers$"):
+        ask(["sleep", "60"], seconds=0.1)
+    with pytest.raises(JobError, match=r": no-such-command does not work"):
+        ask(["no-such-command"])
