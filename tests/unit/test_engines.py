@@ -14,7 +14,7 @@ from culm.engines.command import run
 from culm.engines.engine import ENGINES, Wish, find, options_of
 from culm.engines.named_cluster import enter, only_one
 from culm.engines.services import StageServer, make_kit, packed, read_settings, unpacked
-from culm.engines.slurm_task import grace_seconds
+from culm.engines.slurm_task import Fate, fate, grace_seconds
 from culm.local import clusters
 from culm.local.clusters import Record
 from culm.pipeline.errors import JobError
@@ -148,3 +148,18 @@ def test_a_command_of_the_cluster_that_fails_is_told_in_a_line() -> None:
         ask(["sleep", "60"], seconds=0.1)
     with pytest.raises(JobError, match=r": no-such-command does not work"):
         ask(["no-such-command"])
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        ("JobId=7 JobState=RUNNING EndTime=2000000000 PreemptTime=None", Fate.STAYS),
+        ("JobId=7 JobState=RUNNING EndTime=Unknown PreemptTime=None", Fate.STAYS),
+        ("JobId=7 JobState=RUNNING EndTime=1060 PreemptTime=None", Fate.GOES),
+        ("JobId=7 JobState=RUNNING EndTime=2000000000 PreemptTime=1000", Fate.GOES),
+        ("JobId=7 JobState=COMPLETING EndTime=1060 PreemptTime=None", Fate.ENDS),
+        ("JobId=7 JobState=CANCELLED EndTime=1000", Fate.ENDS),
+    ],
+)
+def test_a_task_of_slurm_that_hears_sigterm_learns_what_becomes_of_it(shown: str, expected: Fate) -> None:
+    assert fate(shown, now=1000.0) is expected
