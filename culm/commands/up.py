@@ -17,6 +17,7 @@ from culm.commands.run import (
 from culm.engines.engine import ENGINES, Wish, find, options_of
 from culm.local import clusters
 from culm.local.clusters import LOCAL, Record
+from culm.local.ports import refuse_taken
 from culm.pipeline import private
 from culm.terminal import flags, interrupts
 
@@ -60,11 +61,14 @@ def up(arguments: argparse.Namespace) -> int:
     options = options_of(arguments.options, engine, arguments.on)
     job = read_job(arguments.job, arguments.set)
     nodes = node_count(job, arguments.nodes, arguments.spares)
+    name = arguments.name or job.job.name
+    clusters.refuse_running(name)
     if not arguments.dry_run:
+        if arguments.on == LOCAL:
+            refuse_taken(arguments.coordinator_address, "--coordinator-address")
         try_out(job)
         refuse_to_write_over(job, arguments.resume, arguments.new_run)
         refuse_to_resume_nothing(arguments.resume)
-    name = arguments.name or job.job.name
     folder = clusters.make_folder(name)
     private.write_text(folder / "job.toml", job_to_toml(job))
     wish = Wish(

@@ -112,18 +112,23 @@ def running_clusters() -> list[str]:
     return [record.name for record in records if record is not None and record.is_up]
 
 
+def refuse_running(name: str) -> None:
+    """Raises JobError when a cluster of that name is up."""
+    before = read(folder_of(name))
+    if before is not None and before.is_up:
+        where = f" at {before.address}" if before.address else ""
+        mend = f"end it with culm down {name}, or give this one another --name"
+        raise JobError(f"a cluster of that name is up{where}", f"--name {name}", mend)
+
+
 def make_folder(name: str) -> Path:
     """Makes the empty folder of a new cluster, and removes what an ended one of that name left there.
 
     Raises JobError when a cluster of that name is up.
     """
     folder = folder_of(name)
-    before = read(folder)
-    if before is not None and before.is_up:
-        where = f" at {before.address}" if before.address else ""
-        mend = f"end it with culm down {name}, or give this one another --name"
-        raise JobError(f"a cluster of that name is up{where}", f"--name {name}", mend)
-    if before is not None:
+    refuse_running(name)
+    if read(folder) is not None:
         shutil.rmtree(folder)
     try:
         private.make_folder(folder)
