@@ -32,6 +32,7 @@ ANSWER_SECONDS = 20.0  # for an actor that runs; one that waits for a machine an
 
 
 class RayCluster:
+    more = "Ray starts each actor again as soon as a machine has room for it; for more of them start another cluster"
     options: Mapping[str, str] = {
         "address": "of Ray's head, HOST:PORT or auto; default: RAY_ADDRESS, else auto",
         "cpus": "of a stage server; default: the job's threads",
@@ -46,7 +47,7 @@ class RayCluster:
         from culm.engines.ray_actors import Coordinator, Stage
         from culm.pipeline.job import load_job
 
-        ray = _connected(wish.options.get("address", ""))
+        ray = connected(wish.options.get("address", ""))
         make_kit(folder, wish)
         record = Record(name=wish.name, job=wish.job, engine="ray", certificates=str(folder / "certs" / "operator"))
         job = load_job(folder / "job.toml", [])
@@ -84,7 +85,7 @@ class RayCluster:
 
     def reach(self, folder: Path, record: Record) -> str:
         """Its actor knows: Ray may have started it again elsewhere."""
-        ray = _connected(record.handles.get("address", ""))
+        ray = connected(record.handles.get("address", ""))
         try:
             actor = ray.get_actor(record.handles[COORDINATOR], NAMESPACE)
             return str(ray.get(actor.address.remote(), timeout=ANSWER_SECONDS)) or record.address
@@ -94,7 +95,7 @@ class RayCluster:
             ray.shutdown()  # else it prints what its cluster does, among what the command prints
 
     def parts(self, folder: Path, record: Record) -> Mapping[str, str]:
-        ray = _connected(record.handles.get("address", ""))
+        ray = connected(record.handles.get("address", ""))
         try:
             return {part: _state(ray, name) for part, name in _actors(record).items()}
         finally:
@@ -103,13 +104,13 @@ class RayCluster:
     def logs(self, folder: Path, record: Record) -> Mapping[str, Callable[[], Iterator[str]]]:
         if not record.handles:
             return {file.stem: partial(lines_of, file) for file in sorted(folder.glob("*.log"))}
-        ray = _connected(record.handles["address"])
+        ray = connected(record.handles["address"])
         return {part: partial(_lines, ray, name) for part, name in _actors(record).items()}
 
     def down(self, folder: Path, record: Record) -> list[str]:
         if not record.handles:
             return []
-        ray = _connected(record.handles["address"])
+        ray = connected(record.handles["address"])
         actors = {}
         for part, name in _actors(record).items():
             with suppress(ValueError):  # no actor has this name
@@ -128,7 +129,7 @@ def _names(wish: Wish) -> dict[str, str]:
     return {part: f"{wish.name}-{part}" for part in (COORDINATOR, *(f"n{i}" for i in range(wish.nodes)))}
 
 
-def _connected(address: str) -> Any:
+def connected(address: str) -> Any:
     """The module ``ray``, connected to its cluster. Raises JobError."""
     try:
         import ray
