@@ -47,6 +47,7 @@ _run = partial(run, where=WHERE, mend="see whether it reaches your cluster", sec
 
 
 class Kubernetes:
+    more = "kubectl scale deployment/culm-stage --replicas=N, in the cluster's namespace"
     options: Mapping[str, str] = {
         "context": "of kubectl; default: its present one",
         "registry": "where the images lie, such as us-docker.pkg.dev/PROJECT/culm; default: culm, on the machines",

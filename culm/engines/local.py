@@ -23,6 +23,7 @@ POLL_SECONDS = 0.05
 
 
 class Local:
+    more = "culm add starts nodes again"
     options: Mapping[str, str] = {}
 
     def up(self, folder: Path, wish: Wish, tell: Tell) -> Record:
@@ -47,7 +48,8 @@ class Local:
 
     def parts(self, folder: Path, record: Record) -> Mapping[str, str]:
         running = record.running()
-        return {name: "running" if name in running else "ended" for name in record.processes}
+        known = {name: "running" if name in running else "ended" for name in record.processes}
+        return {**known, **{name: f"not started again: {why}; culm add starts it" for name, why in record.gone.items()}}
 
     def logs(self, folder: Path, record: Record) -> Mapping[str, Callable[[], Iterator[str]]]:
         files = [*sorted(folder.glob("*.log")), *sorted((folder / "run").glob("*.log"))]

@@ -75,6 +75,7 @@ class Launch:
 
 
 class SkyPilot:
+    more = "sky jobs launch, with the words that culm up --dry-run prints"
     options: Mapping[str, str] = {
         "infra": "a region, such as aws/us-east-1, or zones of one, with commas between; default: as in the task files",
         "gpus": "of a stage server, such as L4:1 or none; default: by the task file if the job says cuda, else none",

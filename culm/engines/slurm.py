@@ -37,6 +37,7 @@ _run = partial(run, where=WHERE, mend="see whether Slurm's controller answers", 
 
 
 class Slurm:
+    more = "scontrol requeue JOB_TASK brings a task back that Slurm still knows"
     options: Mapping[str, str] = {
         "partition": "where the stage servers run; default: the cluster's default",
         "coordinator_partition": "where the coordinator runs, which should not preempt; default: that of the stages",
