@@ -1,13 +1,13 @@
 """``culm down``: ends a cluster that ``culm up`` started."""
 
 import argparse
-import sys
 
 from culm.engines.engine import find
 from culm.engines.named_cluster import enter, only_one
 from culm.local import clusters
 from culm.pipeline.errors import JobError
 from culm.terminal import flags
+from culm.terminal.asides import aside
 
 
 def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -62,6 +62,6 @@ def _parted(name: str) -> str:
     from culm.local.parting import part
 
     try:
-        return part(enter(name), tell=lambda line: print(line, file=sys.stderr, flush=True)).text
+        return part(enter(name), tell=aside).text
     except JobError as error:
         return f"nothing can be saved: {error.what}"

@@ -28,7 +28,7 @@ import culm
 from culm.engines.command import last_words, run
 from culm.engines.engine import Tell, Wish
 from culm.engines.local import lines_of
-from culm.engines.services import DAYS, make_kit, read_settings
+from culm.engines.services import DAYS, NO_LIMIT, make_kit, read_settings
 from culm.local import clusters
 from culm.local.authority import issue
 from culm.local.clusters import Record
@@ -66,6 +66,7 @@ class Kubernetes:
             raise JobError(f"the namespace {namespace} exists already", WHERE, "give this cluster another --name")
         clusters.write(folder, record)
         _kubectl(record, "apply", "--kustomize", str(overlay))
+        tell(NO_LIMIT)
         told = ""
         while not _is_ready(record):
             if (now := f"waiting for the coordinator's pod: {_in_words(self.parts(folder, record))}") != told:

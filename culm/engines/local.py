@@ -37,7 +37,8 @@ class Local:
         }
         private.write_text(folder / "wish.json", json.dumps(told))
         keeper = _start_keeper(folder, Record(name=wish.name, job=wish.job))
-        return _await_ui(folder, _await_address(folder, keeper))
+        tell(f"waiting until the coordinator listens, {START_SECONDS:g} s at most; logs: {folder}")
+        return _await_ui(folder, _await_address(folder, keeper), tell)
 
     def plan(self, folder: Path, wish: Wish) -> str:
         nodes = ", ".join(f"n{number}" for number in range(wish.nodes))
@@ -100,8 +101,10 @@ def _await_address(folder: Path, keeper: "subprocess.Popen[bytes]") -> Record:
     raise JobError(f"the coordinator does not listen after {START_SECONDS:g} s", str(folder), "see the logs there")
 
 
-def _await_ui(folder: Path, record: Record) -> Record:
+def _await_ui(folder: Path, record: Record, tell: Tell) -> Record:
     """The record once the UI answers, if one was started; as it is when it ends or takes too long."""
+    if "ui" in record.processes and not record.ui:
+        tell(f"waiting until the dashboard answers, {UI_SECONDS:g} s at most")
     deadline = time.monotonic() + UI_SECONDS
     while "ui" in record.processes and not record.ui and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)

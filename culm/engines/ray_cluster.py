@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from culm.engines.command import last_words
 from culm.engines.engine import Tell, Wish
 from culm.engines.local import lines_of
 from culm.engines.services import await_coordinator, make_kit, packed
@@ -28,6 +29,8 @@ WHERE = "--on ray"
 NAMESPACE = "culm"
 COORDINATOR = "coordinator"
 QUIET = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": "ERROR"}
+FAILED = "failed:"  # how the state of a coordinator begins that will not do better
+MISSING = "its machines need Culm and your code: --with pip=..., --with working_dir=..., or in their image"
 ANSWER_SECONDS = 20.0  # for an actor that runs; one that waits for a machine answers nothing
 
 
@@ -65,12 +68,15 @@ class RayCluster:
             made.remote(packed(folder, "stage"), number, names[COORDINATOR])
 
         def address() -> str:
-            with suppress(ray.exceptions.GetTimeoutError):
-                return str(ray.get(coordinator.address.remote(), timeout=ANSWER_SECONDS))
-            return ""
+            return str(_asked(ray, coordinator.address) or "")
 
-        waited = f"waiting for Ray to start the coordinator and {wish.nodes} stage servers"
-        record = replace(record, address=await_coordinator(address, lambda: waited, tell))
+        def state() -> str:
+            said = str(_asked(ray, coordinator.state) or "has no machine yet")
+            if said.startswith(FAILED):
+                raise JobError(f"the coordinator {said}", WHERE, f"culm logs {wish.name}; see its Python environment")
+            return f"waiting for Ray to start the coordinator and {wish.nodes} stage servers: the coordinator {said}"
+
+        record = replace(record, address=await_coordinator(address, state, tell))
         clusters.write(folder, record)
         return record
 
@@ -178,6 +184,17 @@ def _beside_head(ray: Any) -> Any:
 
     heads = [node for node in ray.nodes() if node["Alive"] and "node:__internal_head__" in node["Resources"]]
     return NodeAffinitySchedulingStrategy(heads[0]["NodeID"], soft=True) if heads else "DEFAULT"
+
+
+def _asked(ray: Any, method: Any) -> Any:
+    """What an actor answers; None: it is not there yet, or is just being started again. Raises JobError."""
+    try:
+        return ray.get(method.remote(), timeout=ANSWER_SECONDS)
+    except (ray.exceptions.GetTimeoutError, ray.exceptions.ActorUnavailableError):
+        return None
+    except ray.exceptions.RayError as error:  # its environment cannot be made, or its code cannot be imported there
+        said = last_words(str(error).splitlines())
+        raise JobError(f"Ray cannot start the coordinator: {said}", WHERE, MISSING) from error
 
 
 def _actors(record: Record) -> dict[str, str]:

@@ -35,6 +35,7 @@ ROLES = ("coordinator", "stage", "operator")
 DAYS = 90.0
 DRAIN_SECONDS = 25.0  # where nobody knows how long a machine stays after SIGTERM
 POLL_SECONDS = 0.2
+NO_LIMIT = "this waits for the coordinator as long as the cluster needs for it; Ctrl-C ends what was started"
 ATTEMPTS = 5
 ASK_AGAIN_SECONDS = 5.0  # where the coordinator is
 FIRST_PAUSE, MOST_PAUSE = 1.0, 30.0  # seconds between a service's end and its next start, doubled up to the most
@@ -214,6 +215,7 @@ def _environment(folder: Path, settings: Settings) -> dict[str, str]:
 
 def await_coordinator(address: Callable[[], str], state: Callable[[], str], tell: Callable[[str], None]) -> str:
     """The coordinator's address, once it listens. ``state``: what stands in the way, told whenever it changes."""
+    tell(NO_LIMIT)
     told = ""
     while not (found := address()):
         if (now := state()) != told:

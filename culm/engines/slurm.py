@@ -26,6 +26,7 @@ from culm.local import clusters
 from culm.local.clusters import Record
 from culm.pipeline import private
 from culm.pipeline.errors import JobError
+from culm.terminal import interrupts
 
 WHERE = "--on slurm"
 DOWN = "down"  # a file of the cluster's folder: whoever finds it ends for good, and hands over nothing
@@ -55,9 +56,10 @@ class Slurm:
         record = Record(name=wish.name, job=wish.job, engine="slurm", certificates=str(folder / "certs" / "operator"))
         for part, (words, script) in _jobs(folder, wish).items():
             private.write_text(folder / f"{part}.sh", script)
-            job = _run([*words, str(folder / f"{part}.sh")]).strip().partition(";")[0]
-            record = replace(record, handles={**record.handles, part: job})
-            clusters.write(folder, record)
+            with interrupts.held():  # a job that is submitted and not on record would stay
+                job = _run([*words, str(folder / f"{part}.sh")]).strip().partition(";")[0]
+                record = replace(record, handles={**record.handles, part: job})
+                clusters.write(folder, record)
         jobs = record.handles
 
         def state() -> str:
@@ -66,7 +68,7 @@ class Slurm:
                 said = last_words(lines_of(folder / f"slurm-{COORDINATOR}.out"))
                 raise JobError(f"the coordinator's job {jobs[COORDINATOR]} ended: {said}", WHERE, f"see {folder}")
             words = ", ".join(f"{part} {_counted(each)}" for part, each in states.items())
-            return f"jobs {jobs[COORDINATOR]} and {jobs[STAGES]} are submitted: {words}"
+            return f"waiting for jobs {jobs[COORDINATOR]} and {jobs[STAGES]}: {words}"
 
         record = replace(record, address=await_coordinator(lambda: read_address(folder), state, tell))
         clusters.write(folder, record)
@@ -91,8 +93,8 @@ class Slurm:
         private.write_text(folder / DOWN, "")
         jobs = list(record.handles.values())
         ran = list(_states(jobs))
-        if jobs:
-            _run(["scancel", *jobs])
+        if ran:
+            _run(["scancel", *jobs], allowed="nvalid job id")  # one that has ended by now
         deadline = time.monotonic() + DOWN_SECONDS
         while left := _states(jobs):
             if time.monotonic() > deadline:

@@ -5,7 +5,6 @@ computed; so nothing that is made of them depends on how many workers there are.
 """
 
 import os
-import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -13,10 +12,11 @@ from functools import partial
 from multiprocessing import active_children, get_context, resource_tracker
 from typing import Any, Protocol, TypeVar
 
+from culm.terminal import interrupts
+
 PROCESSES, RAY = "processes", "ray"
 WAYS = (PROCESSES, RAY)
 HELP = f"what computes: {PROCESSES} of this machine, or {RAY}, the cluster at RAY_ADDRESS; default: {PROCESSES}"
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -44,7 +44,9 @@ def spread(on: str = PROCESSES, chunk: int = 1, processes: int | None = None) ->
             ray.shutdown()  # it ends what has not come to its end
         return
     resource_tracker.ensure_running()  # otherwise the next lines start it, and that unblocks the signals
-    with _signals_held():
+    # A process whose parent is interrupted as it starts ends with a traceback. A semaphore that is half made by then
+    # is told of as leaked.
+    with interrupts.held():
         made = ProcessPoolExecutor(processes or os.cpu_count(), mp_context=get_context("spawn"))
     with made as pool:
         try:
@@ -58,7 +60,7 @@ def spread(on: str = PROCESSES, chunk: int = 1, processes: int | None = None) ->
 def _on_processes(
     pool: ProcessPoolExecutor, chunk: int, one: Callable[[Item], Result], items: Sequence[Item]
 ) -> Iterator[Result]:
-    with _signals_held():
+    with interrupts.held():
         under_way = [pool.submit(_several, one, part) for part in _parts(items, chunk)]
     for found in under_way:
         yield from found.result()
@@ -77,17 +79,3 @@ def _parts(items: Sequence[Item], chunk: int) -> list[Sequence[Item]]:
 
 def _several(one: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
     return [one(item) for item in items]
-
-
-@contextmanager
-def _signals_held() -> Iterator[None]:
-    """For as long as processes are started, and what they share.
-
-    A process whose parent is interrupted meanwhile ends with a traceback. A semaphore that is half made by then is
-    told of as leaked.
-    """
-    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
