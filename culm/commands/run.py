@@ -168,8 +168,8 @@ def run(arguments: argparse.Namespace) -> int:
     refuse_taken(arguments.coordinator_address, "--coordinator-address")
     nursery.warm_up()
     try_out(job)
-    refuse_to_write_over(job, arguments.resume, arguments.new_run)
     refuse_to_resume_nothing(arguments.resume)
+    refuse_to_write_over(job, arguments.resume, arguments.new_run)
     from culm.local.training import train
     from culm.pipeline.checkpoints.digest import save_weights
 

@@ -70,8 +70,8 @@ def up(arguments: argparse.Namespace) -> int:
         if arguments.on == LOCAL:
             refuse_taken(arguments.coordinator_address, "--coordinator-address")
         try_out(job)
-        refuse_to_write_over(job, arguments.resume, arguments.new_run)
         refuse_to_resume_nothing(arguments.resume)
+        refuse_to_write_over(job, arguments.resume, arguments.new_run)
     folder = clusters.make_folder(name)
     private.write_text(folder / "job.toml", job_to_toml(job))
     wish = Wish(
