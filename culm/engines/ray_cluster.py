@@ -51,7 +51,7 @@ class RayCluster:
         from culm.pipeline.job import load_job
 
         ray = connected(wish.options.get("address", ""))
-        make_kit(folder, wish)
+        make_kit(folder, wish, _paths(wish))
         record = Record(name=wish.name, job=wish.job, engine="ray", certificates=str(folder / "certs" / "operator"))
         job = load_job(folder / "job.toml", [])
         environment = _runtime_environment(wish.options)
@@ -159,6 +159,16 @@ def _runtime_environment(options: Mapping[str, str]) -> dict[str, Any]:
     if packages := options.get("pip"):
         found["pip"] = [each.strip() for each in packages.split(",")]
     return found
+
+
+def _paths(wish: Wish) -> tuple[str, ...]:
+    """Where the user's modules lie on the machines: what is below ``working_dir`` lies in an actor's current folder."""
+    here = (Path.cwd(), wish.job_folder)
+    brought = wish.options.get("working_dir", "")
+    if not brought or "://" in brought:
+        return tuple(map(str, here))
+    root = Path(brought).resolve()
+    return tuple(str(each.relative_to(root) if each.is_relative_to(root) else each) for each in here)
 
 
 def _needs(options: Mapping[str, str], threads: int, device: str) -> dict[str, Any]:

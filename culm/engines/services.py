@@ -44,7 +44,7 @@ RAN_WELL_SECONDS = 60.0  # after which the next pause is the first one again
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """``paths``: where the user's modules lie, on machines that share them."""
+    """``paths``: where the user's modules lie on the machines, from the current folder of a service there."""
 
     run: str
     nodes: int
@@ -53,10 +53,13 @@ class Settings:
     paths: tuple[str, ...]
 
 
-def make_kit(folder: Path, wish: Wish) -> None:
-    """Adds settings and certificates to a folder that has the job."""
+def make_kit(folder: Path, wish: Wish, paths: tuple[str, ...] = ()) -> None:
+    """Adds settings and certificates to a folder that has the job.
+
+    ``paths``: where the user's modules lie; by default in the folders that they lie in here, which machines share.
+    """
     run = f"{wish.name[: LONGEST_NAME - 9]}-{secrets.token_hex(4)}"
-    paths = (os.getcwd(), str(wish.job_folder))
+    paths = paths or (os.getcwd(), str(wish.job_folder))
     settings = Settings(run=run, nodes=wish.nodes, resume=wish.resume, allow=wish.allow, paths=paths)
     private.write_text(folder / "settings.json", json.dumps(asdict(settings)))
     certificates = private.make_folder(folder / "certs")
@@ -202,7 +205,7 @@ class StageServer:
 
 def _environment(folder: Path, settings: Settings) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name not in ("CULM_LISTEN", "CULM_ADVERTISE")}
-    path = (*settings.paths, os.environ.get("PYTHONPATH", ""))
+    path = (*map(os.path.abspath, settings.paths), os.environ.get("PYTHONPATH", ""))
     return {
         **kept,
         "CULM_TLS_DIR": str(folder / "certs" / "stage"),
