@@ -15,7 +15,7 @@ from pathlib import Path
 from culm.engines.engine import ADD
 from culm.local import clusters
 from culm.local.cluster import USUAL_ADDRESS, LocalCluster
-from culm.local.clusters import KEEPER, Process, Record
+from culm.local.clusters import KEEPER, RECORD, Process, Record
 from culm.local.ports import free_port, is_free
 from culm.local.processes import Child
 from culm.local.redis_binary import RedisUnavailable
@@ -78,13 +78,15 @@ def keep(folder: Path) -> int:
         with cluster:
             command = ui_command() if wish["ui"] else []
             ui = Ui(command, folder, cluster.address) if command else None
-            while True:
+            while (folder / RECORD).exists():
                 cluster.check()
                 _add_what_is_asked_for(folder, cluster)
                 if ui is not None:
                     ui.check()
                 record = _noted(folder, record, cluster, ui)
                 time.sleep(POLL_SECONDS)
+        print(f"culm up: {folder} has been removed, so its cluster is ended: nobody could find it", file=sys.stderr)
+        return 1
     except (RunFailed, RedisUnavailable) as error:
         print(f"culm up: {error}", file=sys.stderr)
         clusters.write(folder, replace(record, gone={**record.gone, KEEPER: str(error)}))

@@ -50,12 +50,12 @@ class RayCluster:
         from culm.engines.ray_actors import Coordinator, Stage
         from culm.pipeline.job import load_job
 
-        ray = connected(wish.options.get("address", ""))
+        environment = _runtime_environment(wish.options)
+        ray = connected(wish.options.get("address", ""), environment)
         make_kit(folder, wish, _paths(wish))
         record = Record(name=wish.name, job=wish.job, engine="ray", certificates=str(folder / "certs" / "operator"))
         job = load_job(folder / "job.toml", [])
-        environment = _runtime_environment(wish.options)
-        common = {"namespace": NAMESPACE, "lifetime": "detached", "max_restarts": -1, "runtime_env": environment}
+        common = {"namespace": NAMESPACE, "lifetime": "detached", "max_restarts": -1}
         names = _names(wish)
         where = wish.options.get("address", "") or os.environ.get("RAY_ADDRESS", "") or "auto"
         record = replace(record, handles={**names, "address": where})
@@ -135,15 +135,19 @@ def _names(wish: Wish) -> dict[str, str]:
     return {part: f"{wish.name}-{part}" for part in (COORDINATOR, *(f"n{i}" for i in range(wish.nodes)))}
 
 
-def connected(address: str) -> Any:
-    """The module ``ray``, connected to its cluster. Raises JobError."""
+def connected(address: str, environment: Mapping[str, Any] | None = None) -> Any:
+    """The module ``ray``, connected to its cluster. Raises JobError.
+
+    ``environment``: of what is started from here. Ray uploads a folder as it connects, and not for a single actor.
+    """
     try:
         import ray
     except ImportError as error:
         raise JobError("Ray is not installed", WHERE, "pip install 'culm[ray]'") from error
     if not ray.is_initialized():
         try:
-            ray.init(address or os.environ.get("RAY_ADDRESS", "") or "auto", **QUIET)
+            where = address or os.environ.get("RAY_ADDRESS", "") or "auto"
+            ray.init(where, runtime_env=dict(environment or {}), **QUIET)
         except (ConnectionError, ValueError, RuntimeError) as error:
             first = str(error).strip().partition("\n")[0]
             raise JobError(
@@ -155,6 +159,8 @@ def connected(address: str) -> Any:
 def _runtime_environment(options: Mapping[str, str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if folder := options.get("working_dir"):
+        if "://" not in folder and not Path(folder).is_dir():
+            raise JobError("there is no such folder", f"--with working_dir={folder}", "name the one with your modules")
         found["working_dir"] = folder
     if packages := options.get("pip"):
         found["pip"] = [each.strip() for each in packages.split(",")]
