@@ -43,7 +43,7 @@ class RayCluster:
         "memory_gb": "of a stage server, for Ray to reserve; default: none",
         "resources": "other resources of Ray that a stage server needs, such as spot=1",
         "working_dir": "a folder that Ray brings to the machines, with your modules; default: none",
-        "pip": "packages that Ray installs for them, separated by commas; default: none",
+        "pip": "packages that Ray installs for them, by its virtualenv, separated by commas; default: none",
     }
 
     def up(self, folder: Path, wish: Wish, tell: Tell) -> Record:
@@ -210,7 +210,9 @@ def _asked(ray: Any, method: Any) -> Any:
         return None
     except ray.exceptions.RayError as error:  # its environment cannot be made, or its code cannot be imported there
         said = last_words(str(error).splitlines())
-        raise JobError(f"Ray cannot start the coordinator: {said}", WHERE, MISSING) from error
+        told = isinstance(error, ray.exceptions.RuntimeEnvSetupError)
+        mend = "mend what it says, on Ray's machines" if told else MISSING
+        raise JobError(f"Ray cannot start the coordinator: {said}", WHERE, mend) from error
 
 
 def _actors(record: Record) -> dict[str, str]:
