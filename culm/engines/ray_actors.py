@@ -17,9 +17,8 @@ from pathlib import Path
 import ray
 
 from culm.engines.local import lines_of
-from culm.engines.ray_cluster import FAILED
 from culm.engines.ray_private import drained_at
-from culm.engines.services import StageServer, keep_coordinator, read_address, unpacked
+from culm.engines.services import FAILED, StageServer, keep_coordinator, read_address, unpacked
 from culm.terminal.outcome import RunFailed
 
 NAMESPACE = "culm"

@@ -19,7 +19,7 @@ from typing import Any
 from culm.engines.command import last_words
 from culm.engines.engine import Tell, Wish
 from culm.engines.local import lines_of
-from culm.engines.services import await_coordinator, make_kit, packed
+from culm.engines.services import FAILED, await_coordinator, make_kit, packed
 from culm.local import clusters
 from culm.local.clusters import Record
 from culm.pipeline import private
@@ -29,7 +29,6 @@ WHERE = "--on ray"
 NAMESPACE = "culm"
 COORDINATOR = "coordinator"
 QUIET = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": "ERROR"}
-FAILED = "failed:"  # how the state of a coordinator begins that will not do better
 MISSING = "its machines need Culm and your code: --with pip=..., --with working_dir=..., or in their image"
 ANSWER_SECONDS = 20.0  # for an actor that runs; one that waits for a machine answers nothing
 

@@ -35,6 +35,7 @@ ROLES = ("coordinator", "stage", "operator")
 DAYS = 90.0
 DRAIN_SECONDS = 25.0  # where nobody knows how long a machine stays after SIGTERM
 POLL_SECONDS = 0.2
+FAILED = "failed:"  # how the state of a coordinator begins that will not do better
 NO_LIMIT = "this waits for the coordinator as long as the cluster needs for it; Ctrl-C ends what was started"
 ATTEMPTS = 5
 ASK_AGAIN_SECONDS = 5.0  # where the coordinator is
