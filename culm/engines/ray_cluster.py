@@ -9,6 +9,7 @@ it comes back as a node that holds nothing. What is under ``engines.ray_actors``
 
 import json
 import os
+import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -30,6 +31,7 @@ NAMESPACE = "culm"
 COORDINATOR = "coordinator"
 QUIET = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": "ERROR"}
 MISSING = "its machines need Culm and your code: --with pip=..., --with working_dir=..., or in their image"
+HEAD_SECONDS = 10.0
 ANSWER_SECONDS = 20.0  # for an actor that runs; one that waits for a machine answers nothing
 
 
@@ -144,8 +146,9 @@ def connected(address: str, environment: Mapping[str, Any] | None = None) -> Any
     except ImportError as error:
         raise JobError("Ray is not installed", WHERE, "pip install 'culm[ray]'") from error
     if not ray.is_initialized():
+        where = address or os.environ.get("RAY_ADDRESS", "") or "auto"
+        _refuse_silent(where)
         try:
-            where = address or os.environ.get("RAY_ADDRESS", "") or "auto"
             ray.init(where, runtime_env=dict(environment or {}), **QUIET)
         except (ConnectionError, ValueError, RuntimeError) as error:
             first = str(error).strip().partition("\n")[0]
@@ -153,6 +156,19 @@ def connected(address: str, environment: Mapping[str, Any] | None = None) -> Any
                 f"Ray does not answer ({first})", WHERE, "name its head: --with address=HOST:PORT"
             ) from error
     return ray
+
+
+def _refuse_silent(address: str) -> None:
+    """Raises JobError where nobody listens: Ray itself asks again for minutes, and prints that it does."""
+    host, colon, port = address.rpartition(":")
+    if "://" in address or not colon or not port.isdigit():
+        return
+    try:
+        with socket.create_connection((host, int(port)), HEAD_SECONDS):
+            pass
+    except OSError as error:
+        mend = "start its head, or name the right one: --with address=HOST:PORT, or RAY_ADDRESS"
+        raise JobError(f"no head of Ray listens at {address} ({error.strerror or error})", WHERE, mend) from error
 
 
 def _runtime_environment(options: Mapping[str, str]) -> dict[str, Any]:

@@ -7,11 +7,18 @@ from pathlib import Path
 import pytest
 
 from culm.engines.spread import RAY, spread
+from culm.pipeline.errors import JobError
 from tests.engines.example import culm
 from tests.engines.ray_cluster import ray_cluster
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: culm[ray]")
 PLAN = ["plan", "examples/digits_mlp.toml", "--nodes", "3-4", "--prices", "0.91", "--hazard", "0.5", "--seeds", "6"]
+
+
+def test_where_no_head_listens_it_says_so_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    with pytest.raises(JobError, match=r"no head of Ray listens at 127\.0\.0\.1:1 \(Connection refused\)"), spread(RAY):
+        pass
 
 
 def square(number: int) -> int:
