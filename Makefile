@@ -54,9 +54,9 @@ wan: install ## nodes that are 20 ms apart, and cut off from each other; as root
 slurm: install ## culm up --on slurm: a real Slurm takes a machine, another one is lost; the same bits
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs tests/engines/test_slurm.py
 
-ray: install ## culm up --on ray: a real Ray drains a machine, another one is lost; the same bits
+ray: install ## culm up --on ray: a real Ray drains a machine, another one is lost, the same bits; culm plan --on ray
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs tests/engines/test_ray.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs tests/engines/test_ray.py tests/engines/test_spread.py
 
 compose: install ## build the images and try docker compose on a real engine: kills, a stopped Redis, the same bits
 	docker compose build coordinator stage ui

@@ -262,7 +262,6 @@ def page(results: dict[str, Any]) -> str:
     return HEAD.format(machine=results["machine"]) + "\n".join(rows) + "\n" + TAIL
 
 
-@awake_cores()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
@@ -270,6 +269,11 @@ def main() -> None:
     arguments = parser.parse_args()
     if find_spec("vl_convert") is None:  # told now, not after an hour
         parser.error("the picture needs vl-convert: pip install -c constraints.txt -e '.[bench]', as make bench does")
+    with awake_cores():
+        measured(arguments)
+
+
+def measured(arguments: argparse.Namespace) -> None:
     everything = set(arguments.only) == set(GROUPS)
     before = {} if everything or not plots.RESULTS.exists() else json.loads(plots.RESULTS.read_text())["measures"]
     measures: list[Measure] = []

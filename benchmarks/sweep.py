@@ -9,11 +9,11 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
-from multiprocessing import Pool
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from culm.engines.spread import HELP, PROCESSES, WAYS, spread
 from culm.simulator.markets.account import Row
 from culm.simulator.markets.bamboo import Bamboo
 from culm.simulator.markets.compare import culm
@@ -91,14 +91,15 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=400)
     parser.add_argument("--probabilities", type=float, nargs="+", default=PROBABILITIES, metavar="P")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
+    parser.add_argument("--on", choices=WAYS, default=PROCESSES, help=HELP)
     parser.add_argument("--only", nargs="+", choices=STRATEGIES, default=list(STRATEGIES)[:4])
     arguments = parser.parse_args()
     results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    with Pool(arguments.processes) as pool:
+    with spread(arguments.on, processes=arguments.processes) as each:
         for probability in arguments.probabilities:
             found: dict[str, list[Row]] = {name: [] for name in arguments.only}
             seeds = range(1, arguments.seeds + 1)
-            for done, rows in enumerate(pool.imap(partial(run, arguments.only, probability), seeds), 1):
+            for done, rows in enumerate(each(partial(run, arguments.only, probability), seeds), 1):
                 for name, row in rows.items():
                     found[name].append(row)
                 print(f"\r{probability:.2f}: {done} of {len(seeds)} markets", end="", flush=True)

@@ -29,6 +29,7 @@ MODULES = {
     "cost": "cost",
     "prices": "prices",
     "ui": "ui",
+    "add": "add",
     "drain": "drain",
     "pause": "pause",
     "resume": "pause",

@@ -34,6 +34,8 @@ from culm.pipeline.text import shown_url, without_secrets
 
 log = logging.getLogger("culm.coordinator")
 
+MOST_NAMED = 8  # checkpoints, in the error about one that is not there
+
 # Who counts when a coordinator begins, the first that has something to say:
 #
 #     the store's state        it is the run's own (``persistence``); only its job is compared here
@@ -95,7 +97,10 @@ def to_resume(url: str) -> list[Found]:
     the run goes on from the one before where one is wrong. Raises OSError where the storage does not answer.
     """
     step = step_of(url)
-    there = [found_in(url.rstrip("/"), step)] if step is not None else find_checkpoints(url)
+    if step is None:
+        there = find_checkpoints(url)
+    else:
+        there = [found_in(url.rstrip("/"), step)] if storage.names(url) else []
     whole = [found for found in there if found.manifest is not None]
     for found in there[: there.index(whole[0])] if whole else there:
         log.warning("the checkpoint of step %d is passed over: %s", found.step, found.problem)
@@ -125,7 +130,18 @@ def refuse_nothing(url: str, whole: Sequence[Found]) -> None:
     """Raises JobError where there is no whole checkpoint to go on from, or not even a folder."""
     if not whole:
         what = "there is no whole checkpoint" if storage.names(url) else "nothing is there"
-        raise JobError(what, f"--resume {shown_url(url)}", "name a folder that culm checkpoint ls finds something in")
+        mend = _beside(url) or "name a folder that culm checkpoint ls finds something in"
+        raise JobError(what, f"--resume {shown_url(url)}", mend)
+
+
+def _beside(url: str) -> str:
+    """Which steps may be named in place of one that is not there, the newest first."""
+    parent, _, last = url.rstrip("/").rpartition("/")
+    whole = [found for found in find_checkpoints(parent) if found.manifest is not None] if last[:5] == "step-" else []
+    if not whole:
+        return ""
+    steps = ", ".join(str(found.step) for found in whole[:MOST_NAMED]) + (", ..." if len(whole) > MOST_NAMED else "")
+    return f"whole ones are of step {steps}: name one, as in {shown_url(whole[0].url)}"
 
 
 def _is_of_one_run(one: Found, other: Found) -> bool:

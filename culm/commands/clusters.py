@@ -5,7 +5,7 @@ import json
 
 from culm.engines.engine import find
 from culm.local import clusters as records
-from culm.local.clusters import Record
+from culm.local.clusters import LOCAL, Record
 from culm.pipeline.errors import JobError
 
 
@@ -22,12 +22,14 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 def clusters(arguments: argparse.Namespace) -> int:
+    lapsed = records.lapsed_clusters()
     found = {name: records.read(records.folder_of(name)) for name in records.running_clusters()}
     told = {name: _told(record) for name, record in found.items() if record is not None}
     if arguments.json:
-        print(json.dumps(told))
+        ended = {name: {"engine": LOCAL, "coordinator": "", "ended": why, "parts": {}} for name, why in lapsed.items()}
+        print(json.dumps({**told, **ended}))
         return 0
-    if not told:
+    if not told and not lapsed:
         print("no cluster is up")
     for name, cluster in told.items():
         print(f"{name} on {cluster['engine']}, coordinator {cluster['coordinator'] or 'not there yet'}")
@@ -35,6 +37,8 @@ def clusters(arguments: argparse.Namespace) -> int:
         assert isinstance(parts, dict)
         for part, state in parts.items():
             print(f"  {part:<20} {state}")
+    for name, why in lapsed.items():
+        print(f"{name} on {LOCAL} has ended: {why}; culm down {name} forgets it, culm up starts it anew")
     return 0
 
 

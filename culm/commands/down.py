@@ -1,13 +1,13 @@
 """``culm down``: ends a cluster that ``culm up`` started."""
 
 import argparse
-import sys
 
 from culm.engines.engine import find
 from culm.engines.named_cluster import enter, only_one
 from culm.local import clusters
 from culm.pipeline.errors import JobError
 from culm.terminal import flags
+from culm.terminal.asides import aside
 
 
 def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -31,7 +31,7 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 def down(arguments: argparse.Namespace) -> int:
-    name = arguments.name or only_one()
+    name = arguments.name or only_one() or _only_lapsed()
     if not name:
         print("no cluster is up")
         return 0
@@ -39,13 +39,22 @@ def down(arguments: argparse.Namespace) -> int:
     record = clusters.read(folder)
     if record is not None and record.is_up and record.address and not arguments.now:
         print(_parted(name))
+    lapsed = record.lapsed if record is not None else ""
     ended = find(record.engine).down(folder, record) if record is not None else []
     if ended:
         print(f"{name} is down: {', '.join(ended)} ended; logs: {folder}")
+    elif lapsed:
+        print(f"{name} had ended already: {lapsed}; logs: {folder}")
     else:
         others = ", ".join(clusters.running_clusters()) or "none"
         print(f"{name} is not up; clusters that are: {others}")
     return 0
+
+
+def _only_lapsed() -> str:
+    """The cluster that has ended by itself, if there is one such."""
+    names = list(clusters.lapsed_clusters())
+    return names[0] if len(names) == 1 else ""
 
 
 def _parted(name: str) -> str:
@@ -53,6 +62,6 @@ def _parted(name: str) -> str:
     from culm.local.parting import part
 
     try:
-        return part(enter(name), tell=lambda line: print(line, file=sys.stderr, flush=True)).text
+        return part(enter(name), tell=aside).text
     except JobError as error:
         return f"nothing can be saved: {error.what}"

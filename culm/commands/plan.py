@@ -2,19 +2,15 @@
 
 import argparse
 import json
-import os
 import re
-import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from itertools import product
-from multiprocessing import active_children, get_context, resource_tracker
 
 from culm.commands.run import read_job
+from culm.engines.spread import HELP, PROCESSES, WAYS, spread
 from culm.pipeline.errors import JobError
 from culm.simulator.markets.account import Row
 from culm.simulator.markets.advice import (
@@ -37,10 +33,9 @@ from culm.terminal.market_flags import add_market_arguments, read_market, read_p
 from culm.terminal.progress import counted
 
 Run = tuple[int, Way]  # the seed of a market, and how the job runs in it
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 FIRST_LOOK = 5  # markets in which every way is tried; in the others only those that look good
 MOST_MACHINES, MOST_NUMBERS = 10_000, 1000
-CHUNK = 4  # runs that a process is given at once
+CHUNK = 4  # runs that a worker is given at once
 
 
 def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -65,6 +60,7 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     parser.add_argument(
         "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="change a key of the job"
     )
+    parser.add_argument("--on", type=flags.one_of(*WAYS), default=PROCESSES, metavar="WAY", help=HELP)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(command=plan)
 
@@ -93,7 +89,7 @@ def plan(arguments: argparse.Namespace) -> int:
     draw = read_market(arguments, prices, max(machines), seconds)
     interrupts.end_on_sigterm()
     one = partial(_one, profile, cluster, draw, seconds)
-    found = _all(one, tried, arguments.seeds, profile.steps, arguments.deadline)
+    found = _all(one, tried, arguments.seeds, profile.steps, arguments.deadline, arguments.on)
     listed = [x for x in found if x.markets == arguments.seeds]
     chosen = best(listed, arguments.deadline)
     lies = placed(profile, chosen.way, draw(0)) if chosen is not None else Placed((), {})
@@ -132,13 +128,8 @@ def _one(profile: Profile, cluster: Cluster, draw: Draw, seconds: float, run: Ru
     return simulate(profile, cluster, way, draw(seed), seconds)
 
 
-def _several(one: Callable[[Run], Row], runs: Sequence[Run]) -> list[Row]:
-    """Runs in a process of its own."""
-    return [one(run) for run in runs]
-
-
 def _all(
-    one: Callable[[Run], Row], tried: Sequence[Way], seeds: int, steps: int, deadline_days: float | None
+    one: Callable[[Run], Row], tried: Sequence[Way], seeds: int, steps: int, deadline_days: float | None, on: str
 ) -> list[Outlook]:
     """Every way in the first markets, and those that look good there in the others as well."""
     rows: dict[Way, list[Row]] = {way: [] for way in tried}
@@ -146,49 +137,16 @@ def _all(
         f"simulating {len(tried)} ways in {min(seeds, FIRST_LOOK)} markets, the best of them in {seeds}",
         file=sys.stderr,
     )
-    with _pool() as pool:
+    with spread(on, CHUNK) as each:
         for markets in (range(min(seeds, FIRST_LOOK)), range(FIRST_LOOK, seeds)):
             runs = list(product(markets, tried))
-            given = [runs[first : first + CHUNK] for first in range(0, len(runs), CHUNK)]
-            with _signals_held():
-                under_way = [(part, pool.submit(_several, one, part)) for part in given]
-            for part, found in under_way:
-                for (seed, way), row in zip(part, found.result(), strict=True):
-                    rows[way].append(row)
-                    counted(f"market {seed + 1} of {seeds}, {len(tried)} ways each")
+            for (seed, way), row in zip(runs, each(one, runs), strict=True):
+                rows[way].append(row)
+                counted(f"market {seed + 1} of {seeds}, {len(tried)} ways each")
             outlooks = [outlook(way, of_way, steps) for way, of_way in rows.items()]
             tried = short_list(outlooks, deadline_days)
     counted("")
     return outlooks
-
-
-@contextmanager
-def _signals_held() -> Iterator[None]:
-    """For as long as processes are started, and what they share.
-
-    A process whose parent is interrupted meanwhile ends with a traceback. A semaphore that is half made by then is
-    told of as leaked.
-    """
-    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
-
-
-@contextmanager
-def _pool() -> Iterator[ProcessPoolExecutor]:
-    """Processes that end at once with an exception, such as Ctrl-C: a run of years may take them minutes."""
-    resource_tracker.ensure_running()  # otherwise the next lines start it, and that unblocks the signals
-    with _signals_held():
-        made = ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn"))
-    with made as pool:
-        try:
-            yield pool
-        except BaseException:
-            for child in active_children():
-                child.kill()
-            raise
 
 
 def _show(found: Sequence[Outlook], chosen: Outlook | None, placed: Mapping[str, str]) -> None:

@@ -158,16 +158,18 @@ def run(arguments: argparse.Namespace) -> int:
     from culm.local import nursery
     from culm.local.cluster import USUAL_ADDRESS, LocalCluster, job_folder_of
     from culm.local.kills import parse_kill
+    from culm.local.ports import refuse_taken
     from culm.terminal.outcome import RunFailed
     from culm.terminal.progress import display
 
     job = read_job(arguments.job, arguments.set)
     count = node_count(job, arguments.nodes, arguments.spares)
     kills = [parse_kill(text, count, job) for text in arguments.kill]
+    refuse_taken(arguments.coordinator_address, "--coordinator-address")
     nursery.warm_up()
     try_out(job)
-    refuse_to_write_over(job, arguments.resume, arguments.new_run)
     refuse_to_resume_nothing(arguments.resume)
+    refuse_to_write_over(job, arguments.resume, arguments.new_run)
     from culm.local.training import train
     from culm.pipeline.checkpoints.digest import save_weights
 

@@ -276,7 +276,9 @@ def _patience(arguments: argparse.Namespace) -> float | None:
 
 
 def run_stage(arguments: argparse.Namespace) -> int:
+    from culm.local.ports import refuse_taken
     from culm.pipeline.machine import Machine
+    from culm.pipeline.rpc.tls import check_own
     from culm.stage_server.notices import find_machine
 
     known = Machine(
@@ -289,6 +291,8 @@ def run_stage(arguments: argparse.Namespace) -> int:
     patience = _patience(arguments)
     logs.set_up({"service": "stage", "run": arguments.run, "node": arguments.name})
     logs.hide_secrets()
+    refuse_taken(arguments.listen, "--listen")
+    check_own()  # what is wrong already is told before torch is imported, which takes seconds
     with ThreadPoolExecutor(1) as beside:  # the clouds are asked while torch is being imported
         found = beside.submit(find_machine, arguments.notices)
         from culm.stage_server.service import main

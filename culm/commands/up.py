@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 import webbrowser
+from pathlib import Path
 
 from culm.commands.run import (
     add_cluster_arguments,
@@ -14,11 +15,14 @@ from culm.commands.run import (
     refuse_to_write_over,
     try_out,
 )
-from culm.engines.engine import ENGINES, Wish, find, options_of
+from culm.engines.engine import ENGINES, Engine, Wish, find, options_of
 from culm.local import clusters
 from culm.local.clusters import LOCAL, Record
+from culm.local.ports import refuse_taken
 from culm.pipeline import private
+from culm.pipeline.errors import JobError
 from culm.terminal import flags, interrupts
+from culm.terminal.asides import aside
 
 
 def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -60,11 +64,14 @@ def up(arguments: argparse.Namespace) -> int:
     options = options_of(arguments.options, engine, arguments.on)
     job = read_job(arguments.job, arguments.set)
     nodes = node_count(job, arguments.nodes, arguments.spares)
-    if not arguments.dry_run:
-        try_out(job)
-        refuse_to_write_over(job, arguments.resume, arguments.new_run)
-        refuse_to_resume_nothing(arguments.resume)
     name = arguments.name or job.job.name
+    clusters.refuse_running(name)
+    if not arguments.dry_run:
+        if arguments.on == LOCAL:
+            refuse_taken(arguments.coordinator_address, "--coordinator-address")
+        try_out(job)
+        refuse_to_resume_nothing(arguments.resume)
+        refuse_to_write_over(job, arguments.resume, arguments.new_run)
     folder = clusters.make_folder(name)
     private.write_text(folder / "job.toml", job_to_toml(job))
     wish = Wish(
@@ -83,13 +90,13 @@ def up(arguments: argparse.Namespace) -> int:
         return 0
     interrupts.end_on_sigterm()
     try:
-        record = engine.up(folder, wish, lambda line: print(line, file=sys.stderr, flush=True))
+        record = engine.up(folder, wish, aside)
     except KeyboardInterrupt:
-        engine.down(folder, clusters.read(folder) or Record(name=name))
-        print("culm up: interrupted; every process is ended", file=sys.stderr)
+        if _is_taken_back(engine, folder, name):
+            print("culm up: interrupted; what was started is ended", file=sys.stderr)
         return 130
     except BaseException:
-        engine.down(folder, clusters.read(folder) or Record(name=name))
+        _is_taken_back(engine, folder, name)
         raise
     if arguments.json:
         print(json.dumps({**_shown(record), "folder": str(folder)}))
@@ -98,6 +105,18 @@ def up(arguments: argparse.Namespace) -> int:
     if record.ui and sys.stdout.isatty():
         webbrowser.open(record.ui)
     return 0
+
+
+def _is_taken_back(engine: Engine, folder: Path, name: str) -> bool:
+    """Ends what was started, which stays on record where that does not succeed."""
+    try:
+        engine.down(folder, clusters.read(folder) or Record(name=name))
+    except (JobError, KeyboardInterrupt) as error:
+        why = f": {error}" if isinstance(error, JobError) else ""
+        mend = f"culm clusters lists it, and culm down {name} ends it"
+        print(f"culm up: not all of {name} is ended{why}; {mend}", file=sys.stderr)
+        return False
+    return True
 
 
 def _shown(record: Record) -> dict[str, object]:

@@ -15,6 +15,7 @@ from culm.local.clusters import LOCAL, Record
 from culm.pipeline.errors import JobError
 from culm.pipeline.text import closest
 
+ADD = "add.json"  # a file of a local cluster's folder: the nodes that its keeper is to start
 Tell = Callable[[str], None]  # says in a line what is being waited for
 
 # Each in a module of its own, which is imported when it is asked for: Ray brings a lot.
@@ -49,6 +50,7 @@ class Engine(Protocol):
     """Raises JobError where the cluster refuses, in one line with the mend."""
 
     options: Mapping[str, str]  # what ``--with KEY=VALUE`` may say, and what each key means
+    more: str  # how its own commands start more stage servers, or one again that has gone for good
 
     def up(self, folder: Path, wish: Wish, tell: Tell) -> Record:
         """Starts everything; returns once the coordinator listens. The record is written before anything runs."""

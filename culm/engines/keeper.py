@@ -8,12 +8,14 @@ import json
 import os
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from culm.engines.engine import ADD
 from culm.local import clusters
 from culm.local.cluster import USUAL_ADDRESS, LocalCluster
-from culm.local.clusters import KEEPER, Process, Record
+from culm.local.clusters import KEEPER, RECORD, Process, Record
 from culm.local.ports import free_port, is_free
 from culm.local.processes import Child
 from culm.local.redis_binary import RedisUnavailable
@@ -31,12 +33,20 @@ def ui_command() -> list[str]:
 
 
 class Ui:
-    """The UI's process, and its address once it answers there."""
+    """The UI's process, and its address once it answers there. One that is killed is started again."""
 
     def __init__(self, command: list[str], folder: Path, coordinator: str) -> None:
         self._port = UI_PORT if is_free(UI_PORT) else free_port()
-        listen = {"CULM_COORDINATOR": coordinator, "CULM_LISTEN": f"127.0.0.1:{self._port}"}
-        self.child = Child.start(command, folder / "ui.log", {**os.environ, **listen})
+        self._command, self._log = command, folder / "ui.log"
+        self._listen = {"CULM_COORDINATOR": coordinator, "CULM_LISTEN": f"127.0.0.1:{self._port}"}
+        self.child = self._start()
+
+    def check(self) -> None:
+        if (self.child.returncode or 0) < 0:
+            self.child = self._start()
+
+    def _start(self) -> Child:
+        return Child.start(self._command, self._log, {**os.environ, **self._listen})
 
     @property
     def address(self) -> str:
@@ -61,24 +71,39 @@ def keep(folder: Path) -> int:
         folder=folder / "run",
         resume=wish["resume"],
         allow=wish["allow"],
+        stays_without_nodes=True,
     )
     ui: Ui | None = None
     try:
         with cluster:
             command = ui_command() if wish["ui"] else []
             ui = Ui(command, folder, cluster.address) if command else None
-            while True:
+            while (folder / RECORD).exists():
                 cluster.check()
+                _add_what_is_asked_for(folder, cluster)
+                if ui is not None:
+                    ui.check()
                 record = _noted(folder, record, cluster, ui)
                 time.sleep(POLL_SECONDS)
+        print(f"culm up: {folder} has been removed, so its cluster is ended: nobody could find it", file=sys.stderr)
+        return 1
     except (RunFailed, RedisUnavailable) as error:
         print(f"culm up: {error}", file=sys.stderr)
+        clusters.write(folder, replace(record, gone={**record.gone, KEEPER: str(error)}))
         return error.code if isinstance(error, RunFailed) else 2
     except KeyboardInterrupt:
         return 0
     finally:
         if ui is not None:
             ui.child.stop()
+
+
+def _add_what_is_asked_for(folder: Path, cluster: LocalCluster) -> None:
+    """Starts the nodes that ``culm add`` asks for, and removes the file that says so: that is the answer."""
+    with suppress(FileNotFoundError):
+        asked = json.loads((folder / ADD).read_text())
+        cluster.add_all(asked["further"])
+        (folder / ADD).unlink()
 
 
 def _noted(folder: Path, record: Record, cluster: LocalCluster, ui: Ui | None) -> Record:
@@ -90,8 +115,14 @@ def _noted(folder: Path, record: Record, cluster: LocalCluster, ui: Ui | None) -
     processes = {name: known.get(pid) or Process.of(pid) for name, pid in pids.items()}
     living = {name: process for name, process in processes.items() if process is not None}
     noted = replace(
-        record, address=cluster.address, ui=record.ui or (ui.address if ui is not None else ""), processes=living
+        record,
+        address=cluster.address,
+        ui=record.ui or (ui.address if ui is not None else ""),
+        processes=living,
+        gone=dict(cluster.gone),
     )
+    for name in noted.gone.keys() - record.gone.keys():
+        print(f"culm up: {name} is not started again: {noted.gone[name]}; culm add starts it", file=sys.stderr)
     if noted != record:
         clusters.write(folder, noted)
     return noted

@@ -25,9 +25,10 @@ from pathlib import Path
 from typing import Any
 
 import culm
+from culm.engines.command import last_words, run
 from culm.engines.engine import Tell, Wish
 from culm.engines.local import lines_of
-from culm.engines.services import DAYS, make_kit, read_settings
+from culm.engines.services import DAYS, NO_LIMIT, make_kit, read_settings
 from culm.local import clusters
 from culm.local.authority import issue
 from culm.local.clusters import Record
@@ -37,14 +38,16 @@ from culm.pipeline.errors import JobError
 
 WHERE = "--on kubernetes"
 ROLES = ("coordinator", "stage", "operator", "redis")
-ASK_SECONDS = 60.0
+ASK_SECONDS = 600.0  # a namespace may take minutes to be deleted
 FORWARD_SECONDS = 20.0
 POLL_SECONDS = 1.0
 FORWARD_POLL_SECONDS = 0.05
 FORWARDED = re.compile(r"Forwarding from (127\.0\.0\.1:\d+)")
+_run = partial(run, where=WHERE, mend="see whether it reaches your cluster", seconds=ASK_SECONDS)
 
 
 class Kubernetes:
+    more = "kubectl scale deployment/culm-stage --replicas=N, in the cluster's namespace"
     options: Mapping[str, str] = {
         "context": "of kubectl; default: its present one",
         "registry": "where the images lie, such as us-docker.pkg.dev/PROJECT/culm; default: culm, on the machines",
@@ -63,6 +66,7 @@ class Kubernetes:
             raise JobError(f"the namespace {namespace} exists already", WHERE, "give this cluster another --name")
         clusters.write(folder, record)
         _kubectl(record, "apply", "--kustomize", str(overlay))
+        tell(NO_LIMIT)
         told = ""
         while not _is_ready(record):
             if (now := f"waiting for the coordinator's pod: {_in_words(self.parts(folder, record))}") != told:
@@ -91,8 +95,8 @@ class Kubernetes:
                 break
             time.sleep(FORWARD_POLL_SECONDS)
         forward.kill()
-        said = [*lines_of(log)] or ["it said nothing"]
-        raise JobError(f"kubectl forwards no port: {said[-1]}", WHERE, "see culm logs, and kubectl get pods")
+        said = last_words(lines_of(log))
+        raise JobError(f"kubectl forwards no port: {said}", WHERE, "see culm logs, and kubectl get pods")
 
     def parts(self, folder: Path, record: Record) -> Mapping[str, str]:
         return {pod["metadata"]["name"]: _state(pod) for pod in _pods(record)}
@@ -186,18 +190,6 @@ def _words(record: Record) -> list[str]:
 
 def _kubectl(record: Record, *words: str) -> str:
     return _run([*_words(record), *words])
-
-
-def _run(words: list[str]) -> str:
-    """What it prints. Raises JobError with what it says instead."""
-    try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=10 * ASK_SECONDS)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise JobError(f"kubectl does not work ({error})", WHERE, "see whether it reaches your cluster") from error
-    if done.returncode:
-        said = done.stderr.strip().splitlines() or [f"code {done.returncode}"]
-        raise JobError(f"kubectl refuses: {said[-1]}", WHERE, "mend what it says")
-    return done.stdout
 
 
 def _pods(record: Record) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from culm.engines.command import last_words
 from culm.engines.engine import Tell, Wish
 from culm.local import clusters
 from culm.local.clusters import KEEPER, Process, Record
@@ -22,6 +23,7 @@ POLL_SECONDS = 0.05
 
 
 class Local:
+    more = "culm add starts nodes again"
     options: Mapping[str, str] = {}
 
     def up(self, folder: Path, wish: Wish, tell: Tell) -> Record:
@@ -35,7 +37,8 @@ class Local:
         }
         private.write_text(folder / "wish.json", json.dumps(told))
         keeper = _start_keeper(folder, Record(name=wish.name, job=wish.job))
-        return _await_ui(folder, _await_address(folder, keeper))
+        tell(f"waiting until the coordinator listens, {START_SECONDS:g} s at most; logs: {folder}")
+        return _await_ui(folder, _await_address(folder, keeper), tell)
 
     def plan(self, folder: Path, wish: Wish) -> str:
         nodes = ", ".join(f"n{number}" for number in range(wish.nodes))
@@ -46,7 +49,8 @@ class Local:
 
     def parts(self, folder: Path, record: Record) -> Mapping[str, str]:
         running = record.running()
-        return {name: "running" if name in running else "ended" for name in record.processes}
+        known = {name: "running" if name in running else "ended" for name in record.processes}
+        return {**known, **{name: f"not started again: {why}; culm add starts it" for name, why in record.gone.items()}}
 
     def logs(self, folder: Path, record: Record) -> Mapping[str, Callable[[], Iterator[str]]]:
         files = [*sorted(folder.glob("*.log")), *sorted((folder / "run").glob("*.log"))]
@@ -91,16 +95,16 @@ def _await_address(folder: Path, keeper: "subprocess.Popen[bytes]") -> Record:
             keeper.wait(POLL_SECONDS)
         except subprocess.TimeoutExpired:
             continue
-        said = (folder / "keeper.log").read_text(errors="replace").strip().splitlines() or ["it said nothing"]
-        raise JobError(
-            f"the cluster did not come up: {said[-1].removeprefix('culm up: ')}", str(folder), "see the logs there"
-        )
+        said = last_words(lines_of(folder / "keeper.log")).removeprefix("culm up: ")
+        raise JobError(f"the cluster did not come up: {said}", str(folder), "see the logs there")
     clusters.end(folder)
     raise JobError(f"the coordinator does not listen after {START_SECONDS:g} s", str(folder), "see the logs there")
 
 
-def _await_ui(folder: Path, record: Record) -> Record:
+def _await_ui(folder: Path, record: Record, tell: Tell) -> Record:
     """The record once the UI answers, if one was started; as it is when it ends or takes too long."""
+    if "ui" in record.processes and not record.ui:
+        tell(f"waiting until the dashboard answers, {UI_SECONDS:g} s at most")
     deadline = time.monotonic() + UI_SECONDS
     while "ui" in record.processes and not record.ui and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)

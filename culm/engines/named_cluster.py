@@ -19,7 +19,10 @@ def only_one() -> str:
 def enter(name: str) -> str:
     """The address of the cluster's coordinator; this process shows the cluster's certificate from now on."""
     record = clusters.read(clusters.folder_of(name))
-    if record is None or not record.address:
+    if record is not None and record.lapsed:
+        mend = "culm up starts it anew, with --resume from a checkpoint; culm logs says more"
+        raise JobError(f"the cluster has ended: {record.lapsed}", f"--cluster {name}", mend)
+    if record is None or not record.address or not record.is_up:
         up = ", ".join(clusters.running_clusters()) or "none"
         raise JobError("no cluster of that name is up", f"--cluster {name}", f"name one that is: {up}")
     if record.certificates:

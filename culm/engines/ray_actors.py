@@ -18,7 +18,8 @@ import ray
 
 from culm.engines.local import lines_of
 from culm.engines.ray_private import drained_at
-from culm.engines.services import StageServer, keep_coordinator, read_address, unpacked
+from culm.engines.services import FAILED, StageServer, keep_coordinator, read_address, unpacked
+from culm.terminal.outcome import RunFailed
 
 NAMESPACE = "culm"
 ASK_SECONDS = 20.0
@@ -55,9 +56,9 @@ class Coordinator:
         try:
             keep_coordinator(self._folder, str(ray.util.get_node_ip_address()), self._stop)
         except Exception as error:
-            self._failed = f"failed: {error}"
+            self._failed = f"{FAILED} {error}"
             print(f"culm up: {error}", file=sys.stderr, flush=True)
-            if not self._stop.is_set():
+            if not self._stop.is_set() and not (isinstance(error, RunFailed) and error.code == 2):
                 os._exit(1)  # Ray starts the actor again
 
 

@@ -9,6 +9,7 @@ it comes back as a node that holds nothing. What is under ``engines.ray_actors``
 
 import json
 import os
+import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -16,9 +17,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from culm.engines.command import last_words
 from culm.engines.engine import Tell, Wish
 from culm.engines.local import lines_of
-from culm.engines.services import await_coordinator, make_kit, packed
+from culm.engines.services import FAILED, await_coordinator, make_kit, packed
 from culm.local import clusters
 from culm.local.clusters import Record
 from culm.pipeline import private
@@ -28,10 +30,13 @@ WHERE = "--on ray"
 NAMESPACE = "culm"
 COORDINATOR = "coordinator"
 QUIET = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": "ERROR"}
+MISSING = "its machines need Culm and your code: --with pip=..., --with working_dir=..., or in their image"
+HEAD_SECONDS = 10.0
 ANSWER_SECONDS = 20.0  # for an actor that runs; one that waits for a machine answers nothing
 
 
 class RayCluster:
+    more = "Ray starts each actor again as soon as a machine has room for it; for more of them start another cluster"
     options: Mapping[str, str] = {
         "address": "of Ray's head, HOST:PORT or auto; default: RAY_ADDRESS, else auto",
         "cpus": "of a stage server; default: the job's threads",
@@ -39,19 +44,19 @@ class RayCluster:
         "memory_gb": "of a stage server, for Ray to reserve; default: none",
         "resources": "other resources of Ray that a stage server needs, such as spot=1",
         "working_dir": "a folder that Ray brings to the machines, with your modules; default: none",
-        "pip": "packages that Ray installs for them, separated by commas; default: none",
+        "pip": "packages that Ray installs for them, by its virtualenv, separated by commas; default: none",
     }
 
     def up(self, folder: Path, wish: Wish, tell: Tell) -> Record:
         from culm.engines.ray_actors import Coordinator, Stage
         from culm.pipeline.job import load_job
 
-        ray = _connected(wish.options.get("address", ""))
-        make_kit(folder, wish)
+        environment = _runtime_environment(wish.options)
+        ray = connected(wish.options.get("address", ""), environment)
+        make_kit(folder, wish, _paths(wish))
         record = Record(name=wish.name, job=wish.job, engine="ray", certificates=str(folder / "certs" / "operator"))
         job = load_job(folder / "job.toml", [])
-        environment = _runtime_environment(wish.options)
-        common = {"namespace": NAMESPACE, "lifetime": "detached", "max_restarts": -1, "runtime_env": environment}
+        common = {"namespace": NAMESPACE, "lifetime": "detached", "max_restarts": -1}
         names = _names(wish)
         where = wish.options.get("address", "") or os.environ.get("RAY_ADDRESS", "") or "auto"
         record = replace(record, handles={**names, "address": where})
@@ -64,12 +69,15 @@ class RayCluster:
             made.remote(packed(folder, "stage"), number, names[COORDINATOR])
 
         def address() -> str:
-            with suppress(ray.exceptions.GetTimeoutError):
-                return str(ray.get(coordinator.address.remote(), timeout=ANSWER_SECONDS))
-            return ""
+            return str(_asked(ray, coordinator.address) or "")
 
-        waited = f"waiting for Ray to start the coordinator and {wish.nodes} stage servers"
-        record = replace(record, address=await_coordinator(address, lambda: waited, tell))
+        def state() -> str:
+            said = str(_asked(ray, coordinator.state) or "has no machine yet")
+            if said.startswith(FAILED):
+                raise JobError(f"the coordinator {said}", WHERE, f"culm logs {wish.name}; see its Python environment")
+            return f"waiting for Ray to start the coordinator and {wish.nodes} stage servers: the coordinator {said}"
+
+        record = replace(record, address=await_coordinator(address, state, tell))
         clusters.write(folder, record)
         return record
 
@@ -84,7 +92,7 @@ class RayCluster:
 
     def reach(self, folder: Path, record: Record) -> str:
         """Its actor knows: Ray may have started it again elsewhere."""
-        ray = _connected(record.handles.get("address", ""))
+        ray = connected(record.handles.get("address", ""))
         try:
             actor = ray.get_actor(record.handles[COORDINATOR], NAMESPACE)
             return str(ray.get(actor.address.remote(), timeout=ANSWER_SECONDS)) or record.address
@@ -94,7 +102,7 @@ class RayCluster:
             ray.shutdown()  # else it prints what its cluster does, among what the command prints
 
     def parts(self, folder: Path, record: Record) -> Mapping[str, str]:
-        ray = _connected(record.handles.get("address", ""))
+        ray = connected(record.handles.get("address", ""))
         try:
             return {part: _state(ray, name) for part, name in _actors(record).items()}
         finally:
@@ -103,13 +111,13 @@ class RayCluster:
     def logs(self, folder: Path, record: Record) -> Mapping[str, Callable[[], Iterator[str]]]:
         if not record.handles:
             return {file.stem: partial(lines_of, file) for file in sorted(folder.glob("*.log"))}
-        ray = _connected(record.handles["address"])
+        ray = connected(record.handles["address"])
         return {part: partial(_lines, ray, name) for part, name in _actors(record).items()}
 
     def down(self, folder: Path, record: Record) -> list[str]:
         if not record.handles:
             return []
-        ray = _connected(record.handles["address"])
+        ray = connected(record.handles["address"])
         actors = {}
         for part, name in _actors(record).items():
             with suppress(ValueError):  # no actor has this name
@@ -128,15 +136,20 @@ def _names(wish: Wish) -> dict[str, str]:
     return {part: f"{wish.name}-{part}" for part in (COORDINATOR, *(f"n{i}" for i in range(wish.nodes)))}
 
 
-def _connected(address: str) -> Any:
-    """The module ``ray``, connected to its cluster. Raises JobError."""
+def connected(address: str, environment: Mapping[str, Any] | None = None) -> Any:
+    """The module ``ray``, connected to its cluster. Raises JobError.
+
+    ``environment``: of what is started from here. Ray uploads a folder as it connects, and not for a single actor.
+    """
     try:
         import ray
     except ImportError as error:
         raise JobError("Ray is not installed", WHERE, "pip install 'culm[ray]'") from error
     if not ray.is_initialized():
+        where = address or os.environ.get("RAY_ADDRESS", "") or "auto"
+        _refuse_silent(where)
         try:
-            ray.init(address or os.environ.get("RAY_ADDRESS", "") or "auto", **QUIET)
+            ray.init(where, runtime_env=dict(environment or {}), **QUIET)
         except (ConnectionError, ValueError, RuntimeError) as error:
             first = str(error).strip().partition("\n")[0]
             raise JobError(
@@ -145,13 +158,38 @@ def _connected(address: str) -> Any:
     return ray
 
 
+def _refuse_silent(address: str) -> None:
+    """Raises JobError where nobody listens: Ray itself asks again for minutes, and prints that it does."""
+    host, colon, port = address.rpartition(":")
+    if "://" in address or not colon or not port.isdigit():
+        return
+    try:
+        with socket.create_connection((host, int(port)), HEAD_SECONDS):
+            pass
+    except OSError as error:
+        mend = "start its head, or name the right one: --with address=HOST:PORT, or RAY_ADDRESS"
+        raise JobError(f"no head of Ray listens at {address} ({error.strerror or error})", WHERE, mend) from error
+
+
 def _runtime_environment(options: Mapping[str, str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if folder := options.get("working_dir"):
+        if "://" not in folder and not Path(folder).is_dir():
+            raise JobError("there is no such folder", f"--with working_dir={folder}", "name the one with your modules")
         found["working_dir"] = folder
     if packages := options.get("pip"):
         found["pip"] = [each.strip() for each in packages.split(",")]
     return found
+
+
+def _paths(wish: Wish) -> tuple[str, ...]:
+    """Where the user's modules lie on the machines: what is below ``working_dir`` lies in an actor's current folder."""
+    here = (Path.cwd(), wish.job_folder)
+    brought = wish.options.get("working_dir", "")
+    if not brought or "://" in brought:
+        return tuple(map(str, here))
+    root = Path(brought).resolve()
+    return tuple(str(each.relative_to(root) if each.is_relative_to(root) else each) for each in here)
 
 
 def _needs(options: Mapping[str, str], threads: int, device: str) -> dict[str, Any]:
@@ -177,6 +215,19 @@ def _beside_head(ray: Any) -> Any:
 
     heads = [node for node in ray.nodes() if node["Alive"] and "node:__internal_head__" in node["Resources"]]
     return NodeAffinitySchedulingStrategy(heads[0]["NodeID"], soft=True) if heads else "DEFAULT"
+
+
+def _asked(ray: Any, method: Any) -> Any:
+    """What an actor answers; None: it is not there yet, or is just being started again. Raises JobError."""
+    try:
+        return ray.get(method.remote(), timeout=ANSWER_SECONDS)
+    except (ray.exceptions.GetTimeoutError, ray.exceptions.ActorUnavailableError):
+        return None
+    except ray.exceptions.RayError as error:  # its environment cannot be made, or its code cannot be imported there
+        said = last_words(str(error).splitlines())
+        told = isinstance(error, ray.exceptions.RuntimeEnvSetupError)
+        mend = "mend what it says, on Ray's machines" if told else MISSING
+        raise JobError(f"Ray cannot start the coordinator: {said}", WHERE, mend) from error
 
 
 def _actors(record: Record) -> dict[str, str]:

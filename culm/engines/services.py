@@ -35,6 +35,8 @@ ROLES = ("coordinator", "stage", "operator")
 DAYS = 90.0
 DRAIN_SECONDS = 25.0  # where nobody knows how long a machine stays after SIGTERM
 POLL_SECONDS = 0.2
+FAILED = "failed:"  # how the state of a coordinator begins that will not do better
+NO_LIMIT = "this waits for the coordinator as long as the cluster needs for it; Ctrl-C ends what was started"
 ATTEMPTS = 5
 ASK_AGAIN_SECONDS = 5.0  # where the coordinator is
 FIRST_PAUSE, MOST_PAUSE = 1.0, 30.0  # seconds between a service's end and its next start, doubled up to the most
@@ -43,7 +45,7 @@ RAN_WELL_SECONDS = 60.0  # after which the next pause is the first one again
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """``paths``: where the user's modules lie, on machines that share them."""
+    """``paths``: where the user's modules lie on the machines, from the current folder of a service there."""
 
     run: str
     nodes: int
@@ -52,10 +54,13 @@ class Settings:
     paths: tuple[str, ...]
 
 
-def make_kit(folder: Path, wish: Wish) -> None:
-    """Adds settings and certificates to a folder that has the job."""
+def make_kit(folder: Path, wish: Wish, paths: tuple[str, ...] = ()) -> None:
+    """Adds settings and certificates to a folder that has the job.
+
+    ``paths``: where the user's modules lie; by default in the folders that they lie in here, which machines share.
+    """
     run = f"{wish.name[: LONGEST_NAME - 9]}-{secrets.token_hex(4)}"
-    paths = (os.getcwd(), str(wish.job_folder))
+    paths = paths or (os.getcwd(), str(wish.job_folder))
     settings = Settings(run=run, nodes=wish.nodes, resume=wish.resume, allow=wish.allow, paths=paths)
     private.write_text(folder / "settings.json", json.dumps(asdict(settings)))
     certificates = private.make_folder(folder / "certs")
@@ -201,7 +206,7 @@ class StageServer:
 
 def _environment(folder: Path, settings: Settings) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name not in ("CULM_LISTEN", "CULM_ADVERTISE")}
-    path = (*settings.paths, os.environ.get("PYTHONPATH", ""))
+    path = (*map(os.path.abspath, settings.paths), os.environ.get("PYTHONPATH", ""))
     return {
         **kept,
         "CULM_TLS_DIR": str(folder / "certs" / "stage"),
@@ -214,6 +219,7 @@ def _environment(folder: Path, settings: Settings) -> dict[str, str]:
 
 def await_coordinator(address: Callable[[], str], state: Callable[[], str], tell: Callable[[str], None]) -> str:
     """The coordinator's address, once it listens. ``state``: what stands in the way, told whenever it changes."""
+    tell(NO_LIMIT)
     told = ""
     while not (found := address()):
         if (now := state()) != told:

@@ -21,7 +21,7 @@ import shutil
 import subprocess
 import time
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import culm
+from culm.engines.command import last_words, run
 from culm.engines.engine import Tell, Wish
 from culm.engines.local import lines_of
 from culm.engines.services import await_coordinator, make_kit, read_settings
@@ -40,7 +41,6 @@ from culm.local.tied import tied
 from culm.pipeline import private
 from culm.pipeline.default_ports import COORDINATOR_PORT
 from culm.pipeline.errors import JobError
-from culm.pipeline.text import plain
 
 WHERE = "--on skypilot"
 COORDINATOR = "coordinator"
@@ -60,6 +60,10 @@ PLACES = re.compile(r"^  any_of:.*\n((?:    - infra: .*\n)+)", re.MULTILINE)
 # What the coordinator's machine is asked: whether somebody listens there, and where others of its network reach it.
 LISTENS = f"exec 3<>/dev/tcp/127.0.0.1/{COORDINATOR_PORT} && hostname --all-ip-addresses"
 SSH = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=15")
+# ``sky jobs queue`` fails where there has been no managed job yet.
+_run = partial(
+    run, where=WHERE, mend="see whether sky status answers", who="SkyPilot", seconds=ASK_SECONDS, allowed=NO_JOBS
+)
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,7 @@ class Launch:
 
 
 class SkyPilot:
+    more = "sky jobs launch, with the words that culm up --dry-run prints"
     options: Mapping[str, str] = {
         "infra": "a region, such as aws/us-east-1, or zones of one, with commas between; default: as in the task files",
         "gpus": "of a stage server, such as L4:1 or none; default: by the task file if the job says cuda, else none",
@@ -129,7 +134,7 @@ class SkyPilot:
             time.sleep(POLL_SECONDS)
         tunnel.kill()
         mend = f"sky status {record.handles[COORDINATOR]} says how its machine is, and tells ssh where it is"
-        raise JobError(f"ssh does not reach the coordinator's machine: {_last(lines_of(log))}", WHERE, mend)
+        raise JobError(f"ssh does not reach the coordinator's machine: {last_words(lines_of(log))}", WHERE, mend)
 
     def parts(self, folder: Path, record: Record) -> Mapping[str, str]:
         return {**_machine(record), **{part: state for part, (_, state) in _jobs(record).items()}}
@@ -266,7 +271,7 @@ def _launch(launch: Launch, log: Path) -> None:
             launch.words, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment
         )
     if done.returncode:
-        raise JobError(f"SkyPilot refuses: {_last(lines_of(log))}", str(log), "mend what it says there")
+        raise JobError(f"SkyPilot refuses: {last_words(lines_of(log))}", str(log), "mend what it says there")
 
 
 def _listening(cluster: str) -> str:
@@ -284,7 +289,7 @@ def _coordinator_state(cluster: str) -> str:
     jobs = _asked(["sky", "queue", cluster, "--output", "json"], {}).get(cluster, [])
     state = str(jobs[0].get("status")) if jobs else "not submitted"
     if state.startswith(ENDED):
-        said = _last(_lines(["sky", "logs", cluster, *WHOLE]))
+        said = last_words(_lines(["sky", "logs", cluster, *WHOLE]))
         raise JobError(f"the coordinator's job is {state}: {said}", WHERE, f"see sky logs {cluster}")
     return f"waiting for the coordinator: its job is {state}"
 
@@ -311,27 +316,8 @@ def _asked(words: list[str], usual: Any) -> Any:
     return usual if begin is None else json.loads("\n".join(lines[begin:]))
 
 
-def _run(words: list[str], seconds: float = ASK_SECONDS) -> str:
-    """What it prints. Raises JobError with what it says instead, unless that there are no managed jobs."""
-    try:
-        done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise JobError(f"sky does not work ({error})", WHERE, "see whether sky status answers") from error
-    if done.returncode == 0:
-        return done.stdout
-    if NO_JOBS in done.stderr:
-        return ""
-    raise JobError(f"SkyPilot refuses: {_last(done.stderr.splitlines())}", WHERE, "mend what it says")
-
-
 def _lines(words: list[str]) -> Iterator[str]:
     """What it prints, whatever its exit code, which is that of the job."""
     with suppress(OSError, subprocess.TimeoutExpired):
         done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ASK_SECONDS)
         yield from done.stdout.splitlines()
-
-
-def _last(lines: Iterable[str]) -> str:
-    """The last line that says anything, without its colours."""
-    said = [words for line in lines if (words := plain(line).strip())]
-    return said[-1] if said else "it said nothing"

@@ -8,10 +8,8 @@ tells the task by SIGTERM, as long before the end as the partition's GraceTime s
 left to its stage server as a notice (``engines.slurm_task``).
 """
 
-import os
 import shlex
 import shutil
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -20,6 +18,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from culm.engines.command import last_words, run
 from culm.engines.engine import Tell, Wish
 from culm.engines.local import lines_of
 from culm.engines.services import await_coordinator, make_kit, read_address
@@ -27,6 +26,7 @@ from culm.local import clusters
 from culm.local.clusters import Record
 from culm.pipeline import private
 from culm.pipeline.errors import JobError
+from culm.terminal import interrupts
 
 WHERE = "--on slurm"
 DOWN = "down"  # a file of the cluster's folder: whoever finds it ends for good, and hands over nothing
@@ -34,9 +34,11 @@ DOWN_SECONDS = 120.0  # Slurm kills what has not ended after its KillWait, 30 s 
 POLL_SECONDS = 0.5
 COORDINATOR, STAGES = "coordinator", "stages"
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "DEADLINE", "OUT_OF_MEMORY", "BOOT_FAIL"}
+_run = partial(run, where=WHERE, mend="see whether Slurm's controller answers", seconds=DOWN_SECONDS)
 
 
 class Slurm:
+    more = "scontrol requeue JOB_TASK brings a task back that Slurm still knows"
     options: Mapping[str, str] = {
         "partition": "where the stage servers run; default: the cluster's default",
         "coordinator_partition": "where the coordinator runs, which should not preempt; default: that of the stages",
@@ -54,18 +56,19 @@ class Slurm:
         record = Record(name=wish.name, job=wish.job, engine="slurm", certificates=str(folder / "certs" / "operator"))
         for part, (words, script) in _jobs(folder, wish).items():
             private.write_text(folder / f"{part}.sh", script)
-            job = _run([*words, str(folder / f"{part}.sh")]).strip().partition(";")[0]
-            record = replace(record, handles={**record.handles, part: job})
-            clusters.write(folder, record)
+            with interrupts.held():  # a job that is submitted and not on record would stay
+                job = _run([*words, str(folder / f"{part}.sh")]).strip().partition(";")[0]
+                record = replace(record, handles={**record.handles, part: job})
+                clusters.write(folder, record)
         jobs = record.handles
 
         def state() -> str:
             states = _states(jobs.values())
             if all(each.partition(" ")[0] in ENDED for each in states.get(COORDINATOR, ["ENDED"])):
-                said = [*lines_of(folder / f"slurm-{COORDINATOR}.out")] or ["it said nothing"]
-                raise JobError(f"the coordinator's job {jobs[COORDINATOR]} ended: {said[-1]}", WHERE, f"see {folder}")
+                said = last_words(lines_of(folder / f"slurm-{COORDINATOR}.out"))
+                raise JobError(f"the coordinator's job {jobs[COORDINATOR]} ended: {said}", WHERE, f"see {folder}")
             words = ", ".join(f"{part} {_counted(each)}" for part, each in states.items())
-            return f"jobs {jobs[COORDINATOR]} and {jobs[STAGES]} are submitted: {words}"
+            return f"waiting for jobs {jobs[COORDINATOR]} and {jobs[STAGES]}: {words}"
 
         record = replace(record, address=await_coordinator(lambda: read_address(folder), state, tell))
         clusters.write(folder, record)
@@ -90,8 +93,8 @@ class Slurm:
         private.write_text(folder / DOWN, "")
         jobs = list(record.handles.values())
         ran = list(_states(jobs))
-        if jobs:
-            _run(["scancel", *jobs])
+        if ran:
+            _run(["scancel", *jobs], allowed="nvalid job id")  # one that has ended by now
         deadline = time.monotonic() + DOWN_SECONDS
         while left := _states(jobs):
             if time.monotonic() > deadline:
@@ -138,20 +141,3 @@ def _states(jobs: Iterable[str]) -> dict[str, list[str]]:
         part = COORDINATOR if name.endswith(f"-{COORDINATOR}") else STAGES
         found.setdefault(part, []).append(state if reason == "None" else f"{state} ({reason})")
     return found
-
-
-def _run(words: list[str], allowed: str = "") -> str:
-    """What Slurm's command prints. Raises JobError with what it says instead, unless ``allowed`` is part of it."""
-    environment = {**os.environ, "SLURM_TIME_FORMAT": "%s"}
-    try:
-        done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=DOWN_SECONDS)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise JobError(
-            f"{words[0]} does not work ({error})", WHERE, "see whether Slurm's controller answers"
-        ) from error
-    if done.returncode == 0:
-        return done.stdout
-    said = done.stderr.strip().splitlines() or [f"code {done.returncode}"]
-    if allowed and allowed in done.stderr:
-        return ""
-    raise JobError(f"{words[0]} refuses: {said[-1]}", WHERE, "mend what it says")

@@ -63,11 +63,13 @@ class LocalCluster:
         environments: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
         waits_for: int | None = None,
         has_led: bool = False,
+        stays_without_nodes: bool = False,
     ) -> None:
         """``job_folder``: where nodes look for modules, after the current folder; None: where this process does.
 
         ``nodes``: how many are started here. ``waits_for``: how many training waits for, these by default.
         ``has_led``: a coordinator of this run has listened before, started by another one of these.
+        ``stays_without_nodes``: the end of the last node does not end the cluster, which may be given others.
         """
         self.job = job
         self.names = [f"n{i}" for i in range(nodes)]
@@ -75,7 +77,9 @@ class LocalCluster:
         stamp = time.strftime("%Y%m%d-%H%M%S")
         self.folder = folder or Path("runs") / f"{job.job.name}-{stamp}-{os.getpid()}"
         self.deaths: list[tuple[str, float]] = []  # (node, unix time)
+        self.gone: dict[str, str] = {}  # nodes that are not started again by themselves, and why
         self._wanted = nodes
+        self._stays_without_nodes = stays_without_nodes
         self._waits_for = nodes if waits_for is None else waits_for
         self._kills = list(kills)
         self._respawn = respawn
@@ -145,6 +149,15 @@ class LocalCluster:
         self.names.append(name)
         self._start_stage(name)
 
+    def add_all(self, further: int) -> None:
+        """Starts those nodes that are not started again by themselves, and so many others."""
+        for name in list(self.gone):
+            self._failed.pop(name, None)
+            del self.gone[name]
+            self._start_stage(name)
+        for _ in range(further):
+            self.add(f"n{len(self.names)}")
+
     def kill(self, name: str) -> None:
         """kill -9, as a machine that is taken away."""
         child = self._children.get(name)
@@ -163,7 +176,8 @@ class LocalCluster:
                 self._restart_coordinator(child, code)
                 continue
             if code == 0:
-                del self._children[name]  # drained
+                del self._children[name]
+                self.gone[name] = "it was drained, or its run is over"
                 continue
             if code > 0 or -code in CRASHES:
                 self._ended_by_itself(name, child, code)
@@ -184,12 +198,14 @@ class LocalCluster:
         self._failed[name] = in_a_row(self._failed.get(name, 0), child.ran)
         if self._respawn and self._failed[name] <= NODE_FAILURES:
             self._start_stage(name)
-        elif not self.has_nodes:
-            if code < 0:  # a crash writes no last line
-                why = f"{name} was ended by {signal.Signals(-code).name} {self._failed[name]} times: see {child.log}"
-                raise RunFailed(why, 1)
-            last = child.last_line()
-            raise RunFailed(last if code == 2 else f"{name} ended: {last}", max(code, 1))
+            return
+        if code < 0:  # a crash writes no last line
+            why = f"{name} was ended by {signal.Signals(-code).name} {self._failed[name]} times: see {child.log}"
+        else:
+            why = child.last_line() if code == 2 else f"{name} ended: {child.last_line()}"
+        self.gone[name] = why
+        if not self.has_nodes and not self._stays_without_nodes:
+            raise RunFailed(why, max(code, 1))
 
     def _start_coordinator(self, addresses: list[str]) -> None:
         """At the first of the addresses that is free. Raises RunFailed, with the reason of one that does not begin."""

@@ -9,7 +9,7 @@ import shutil
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import psutil
@@ -58,6 +58,7 @@ class Record:
 
     ``engine``: what it runs on. ``processes``: of a local one. ``handles``: of any other one, by what its engine calls
     its parts; empty once it is down. ``certificates``: the folder of those that it asks for, empty without TLS.
+    ``gone``: of a local one, the nodes that nobody starts again by himself, and why; with ``keeper`` the whole cluster.
     """
 
     name: str
@@ -68,11 +69,19 @@ class Record:
     engine: str = LOCAL
     handles: Mapping[str, str] = field(default_factory=dict)
     certificates: str = ""
+    gone: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_up(self) -> bool:
         """What an engine keeps is up until ``culm down``; a local cluster as long as a process of it runs."""
         return bool(self.handles) or bool(self.running())
+
+    @property
+    def lapsed(self) -> str:
+        """Why a local cluster has ended that ``culm down`` has not; empty for any other one."""
+        if self.engine != LOCAL or not self.processes or self.running():
+            return ""
+        return self.gone.get(KEEPER, "its processes were killed, or the machine has been started anew")
 
     def running(self) -> dict[str, psutil.Process]:
         """Those of its processes that still run, by name."""
@@ -107,9 +116,26 @@ def read(folder: Path) -> Record | None:
 
 def running_clusters() -> list[str]:
     """The names of the clusters that are up."""
-    folders = sorted(clusters_folder().glob("*/"))
-    records = [read(folder) for folder in folders]
-    return [record.name for record in records if record is not None and record.is_up]
+    return [record.name for record in _records() if record.is_up]
+
+
+def lapsed_clusters() -> dict[str, str]:
+    """The names of the local clusters that have ended, though nobody took them down, and why."""
+    return {record.name: why for record in _records() if (why := record.lapsed)}
+
+
+def _records() -> list[Record]:
+    found = [read(folder) for folder in sorted(clusters_folder().glob("*/"))]
+    return [record for record in found if record is not None]
+
+
+def refuse_running(name: str) -> None:
+    """Raises JobError when a cluster of that name is up."""
+    before = read(folder_of(name))
+    if before is not None and before.is_up:
+        where = f" at {before.address}" if before.address else ""
+        mend = f"end it with culm down {name}, or give this one another --name"
+        raise JobError(f"a cluster of that name is up{where}", f"--name {name}", mend)
 
 
 def make_folder(name: str) -> Path:
@@ -118,12 +144,8 @@ def make_folder(name: str) -> Path:
     Raises JobError when a cluster of that name is up.
     """
     folder = folder_of(name)
-    before = read(folder)
-    if before is not None and before.is_up:
-        where = f" at {before.address}" if before.address else ""
-        mend = f"end it with culm down {name}, or give this one another --name"
-        raise JobError(f"a cluster of that name is up{where}", f"--name {name}", mend)
-    if before is not None:
+    refuse_running(name)
+    if read(folder) is not None:
         shutil.rmtree(folder)
     try:
         private.make_folder(folder)
@@ -147,6 +169,8 @@ def end(folder: Path) -> list[str]:
         if keeper is not None:
             _end([keeper], seconds)
         _end(running.values(), KILL_SECONDS)
+    if record is not None and record.processes:
+        write(folder, replace(record, processes={}, gone={}))
     return list(ended)
 
 

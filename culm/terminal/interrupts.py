@@ -4,7 +4,10 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 INTERRUPTED = 130  # the exit code, by convention
 # The real one: Ctrl-C may come while culm.pipeline.user_code.exits has replaced os._exit for the job's code.
 _exit = os._exit
@@ -30,6 +33,16 @@ def interrupt() -> None:
     """From now on Ctrl-C raises KeyboardInterrupt, so that the command can end what it started."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextmanager
+def held() -> Iterator[None]:
+    """Ctrl-C, SIGTERM and SIGHUP wait until the block has ended, such as until what it has started is on record."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
 
 
 def end_on_sigterm() -> None:

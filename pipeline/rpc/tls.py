@@ -65,6 +65,13 @@ def check_validity(identity: Credentials, where: Path) -> None:
         raise JobError(f"the certificate expired on {ends:%Y-%m-%d %H:%M} UTC", f"{where}/tls.crt", ANOTHER)
 
 
+def check_own() -> None:
+    """Raises JobError where this process has certificates that are of no use."""
+    where = folder()
+    if where is not None:
+        check_validity(read(where), where)
+
+
 def open_channel(address: str, role: str, patience: Patience = DEFAULT) -> grpc.Channel:
     """A channel to a server of this role (``coordinator`` or ``stage``)."""
     where = folder()

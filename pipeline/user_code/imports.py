@@ -64,6 +64,8 @@ def _imported(name: str, where: str) -> Any:
         if error.name is not None and (name + ".").startswith(error.name + "."):
             hint = _alike(error.name)
             mend = f"{hint} else {mend}" if hint else mend
+        elif error.name is not None:  # what the module imports
+            mend = f"install {error.name}, or run from the folder that holds it"
         raise JobError(f"module {name!r} cannot be imported ({error})", where, mend) from error
     except ImportError as error:
         mend = "correct its imports, or install what they need"
@@ -95,7 +97,10 @@ def called(factory: Callable[..., Any], arguments: dict[str, Any], where: str) -
         raise
     except RAISED as error:
         what = f"{getattr(factory, '__name__', type(factory).__name__)} raised {described(error)}"
-        raise JobError(what, where, "correct the code or its arguments") from error
+        mend = "correct the code or its arguments"
+        if isinstance(error, FileNotFoundError) and not Path(error.filename or "/").is_absolute():
+            mend = f"this process looks from {Path.cwd()}: run from the folder that it is meant from, or name it whole"
+        raise JobError(what, where, mend) from error
 
 
 def note(error: BaseException, text: str) -> None:

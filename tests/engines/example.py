@@ -26,12 +26,12 @@ class Silent(AssertionError):
     """No coordinator answers: one that is busy may have given way to its next one for a moment."""
 
 
-def culm(*words: str, environment: Mapping[str, str]) -> str:
-    """What the command prints. Raises Silent, or AssertionError with its stderr where it fails."""
+def culm(*words: str, environment: Mapping[str, str], folder: Path = ROOT) -> str:
+    """What the command prints, run in a folder. Raises Silent, or AssertionError with its stderr where it fails."""
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
     full = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **environment}
     command = [sys.executable, "-m", "culm", *words]
-    done = subprocess.run(command, cwd=ROOT, env=full, capture_output=True, text=True, timeout=LONGEST)
+    done = subprocess.run(command, cwd=folder, env=full, capture_output=True, text=True, timeout=LONGEST)
     if "no coordinator answers" in done.stderr:
         raise Silent(done.stderr)
     assert done.returncode == 0, done.stderr

@@ -65,3 +65,32 @@ def test_machines_are_taken_and_lost_and_come_back(slurm: SlurmCluster, tmp_path
     assert run.weights() == calm_weights(environment)
     assert "ended" in culm("down", environment=environment)
     assert slurm.run("squeue", "--noheader", "--name", "culm-stdlib-gpt-coordinator,culm-stdlib-gpt-stages") == ""
+
+
+def test_a_task_that_hears_a_signal_comes_back_unless_it_is_cancelled(slurm: SlurmCluster, tmp_path: Path) -> None:
+    environment = {**slurm.environment, "CULM_HOME": str(tmp_path / "home")}
+    options = [word for key, value in OPTIONS.items() for word in ("--with", f"{key}={value}")]
+    long = [*changed(), "--set", "job.steps=100000"]
+    culm("up", JOB, *long, "--on", "slurm", "--nodes", str(NODES), *options, environment=environment)
+    run = Run("stdlib-gpt", environment)
+    run.until("it trains", lambda: run.status()["step"] > 5)
+    first = run.names()
+    (listed,) = set(slurm.run("squeue", "--noheader", "--name=culm-stdlib-gpt-stages", "--format=%F").split())
+
+    def left() -> list[str]:
+        return [event["node"] for event in run.events("left")]
+
+    slurm.run("scancel", "--batch", "--signal=TERM", f"{listed}_0")
+    run.until("it hands over", lambda: left() == ["node2-0"])
+    run.until("it comes back", lambda: run.names() == first)
+
+    slurm.run("scontrol", "requeue", f"{listed}_1")
+    run.until("it hands over as well", lambda: left() == ["node2-0", "node3-1"])
+    run.until("Slurm brings it back", lambda: run.names() == first)
+
+    slurm.run("scancel", f"{listed}_2")
+    run.until("it hands over for good", lambda: left() == ["node2-0", "node3-1", "node4-2"])
+    run.until("Slurm has ended it", lambda: slurm.run("squeue", "--noheader", f"--jobs={listed}_2") == "")
+    assert run.names() == first - {"node4-2"}
+    assert run.events("lost") == []
+    assert "ended" in culm("down", "--now", environment=environment)

@@ -124,6 +124,10 @@ def test_a_cluster_that_does_not_come_up_says_why(home: Path) -> None:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         done = culm("up", DIGITS, "--name", "unlucky", "--no-ui", "--coordinator-address", address)
     assert done.returncode == 2
+    assert f"cannot listen on {address}: port in use" in done.stderr
+    elsewhere = "192.0.2.1:7070"  # no address of this machine: RFC 5737
+    done = culm("up", DIGITS, "--name", "unlucky", "--no-ui", "--coordinator-address", elsewhere)
+    assert done.returncode == 2
     assert "the cluster did not come up" in done.stderr
     assert clusters.running_clusters() == []
     assert culm("up", DIGITS, "--name", "../x").returncode == 2

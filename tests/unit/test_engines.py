@@ -4,15 +4,17 @@ import json
 import os
 import stat
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from culm.__main__ import main
+from culm.engines.command import run
 from culm.engines.engine import ENGINES, Wish, find, options_of
 from culm.engines.named_cluster import enter, only_one
 from culm.engines.services import StageServer, make_kit, packed, read_settings, unpacked
-from culm.engines.slurm_task import grace_seconds
+from culm.engines.slurm_task import Fate, fate, grace_seconds
 from culm.local import clusters
 from culm.local.clusters import Record
 from culm.pipeline.errors import JobError
@@ -132,3 +134,32 @@ def test_a_cluster_is_listed_and_entered_by_its_name(
     assert "squeue" in told["parts"]["slurm"]  # which is not here
     with pytest.raises(JobError, match=r"no cluster of that name is up.*name one that is: gpt"):
         enter("gtp")
+
+
+def test_a_command_of_the_cluster_that_fails_is_told_in_a_line() -> None:
+    ask = partial(run, where="--on slurm", mend="see whether it answers", seconds=20.0)
+    assert ask(["sh", "-c", "echo $WORD", "x"], variables={"WORD": "told"}) == "told\n"
+    with pytest.raises(JobError, match=r"^--on slurm: sh refuses: no such partition; mend what it says$"):
+        ask(["sh", "-c", "echo first >&2; echo '\x1b[31mno such partition\x1b[0m' >&2; echo >&2; exit 3"])
+    with pytest.raises(JobError, match=r": Slurm refuses: code 3; "):
+        ask(["sh", "-c", "exit 3"], who="Slurm")
+    assert ask(["sh", "-c", "echo Invalid job >&2; exit 1"], allowed="Invalid job") == ""
+    with pytest.raises(JobError, match=r": sleep has not answered in 0\.1 s; see whether it answers$"):
+        ask(["sleep", "60"], seconds=0.1)
+    with pytest.raises(JobError, match=r": no-such-command does not work"):
+        ask(["no-such-command"])
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        ("JobId=7 JobState=RUNNING EndTime=2000000000 PreemptTime=None", Fate.STAYS),
+        ("JobId=7 JobState=RUNNING EndTime=Unknown PreemptTime=None", Fate.STAYS),
+        ("JobId=7 JobState=RUNNING EndTime=1060 PreemptTime=None", Fate.GOES),
+        ("JobId=7 JobState=RUNNING EndTime=2000000000 PreemptTime=1000", Fate.GOES),
+        ("JobId=7 JobState=COMPLETING EndTime=1060 PreemptTime=None", Fate.ENDS),
+        ("JobId=7 JobState=CANCELLED EndTime=1000", Fate.ENDS),
+    ],
+)
+def test_a_task_of_slurm_that_hears_sigterm_learns_what_becomes_of_it(shown: str, expected: Fate) -> None:
+    assert fate(shown, now=1000.0) is expected

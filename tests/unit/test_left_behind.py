@@ -98,6 +98,19 @@ def test_a_resumed_run_may_know_more_of_its_bits_in_its_later_checkpoints(tmp_pa
     assert steps(origins.to_resume(str(tmp_path))) == [20, 30]
 
 
+@pytest.mark.parametrize("last", ["step-00000025", "step-abc"])
+def test_a_step_that_is_not_there_is_refused_with_those_that_are(
+    last: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = settings_for(tmp_path)
+    for step in (20, 30):
+        leave(settings, step)
+    url = f"{tmp_path}/{last}"
+    with pytest.raises(JobError, match=r"nothing is there; whole ones are of step 30, 20: name one, as in .*00000030$"):
+        origins.refuse_nothing(url, origins.to_resume(url))
+    assert caplog.text == ""
+
+
 def test_those_that_other_code_made_do_not_follow_the_newest(tmp_path: Path) -> None:
     settings = settings_for(tmp_path)
     leave(settings, 10, Identity({"code": "b" * 64}))

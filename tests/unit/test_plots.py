@@ -1,13 +1,11 @@
 """The picture of the measures: where a figure stands between its floor and its aim."""
 
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from benchmarks import plots
-from benchmarks.__main__ import as_json
+from benchmarks.__main__ import as_json, main
 from benchmarks.measure import Measure
 
 
@@ -47,17 +45,13 @@ def test_the_verdict_is_that_of_the_measure() -> None:
     assert rows["held"]["numbers"] == "0.70 (floor 0.6, aim 1)"
 
 
-WITHOUT_PLOTS = """
-import sys
-sys.modules["vl_convert"] = None  # as if it were not installed
-from benchmarks.__main__ import main
-main()
-"""
-
-
-def test_what_the_picture_needs_is_asked_for_before_anything_is_measured() -> None:
-    command = [sys.executable, "-c", WITHOUT_PLOTS, "--only", "coordination"]
-    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "pip install -c constraints.txt -e '.[bench]'" in done.stderr
-    assert done.stdout == ""
+def test_what_the_picture_needs_is_asked_for_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "vl_convert", None)  # as if it were not installed
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "--only", "coordination"])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    told = capsys.readouterr()
+    assert "pip install -c constraints.txt -e '.[bench]'" in told.err
+    assert told.out == ""
