@@ -93,11 +93,11 @@ def without_forwards(without: pytest.MonkeyPatch) -> None:
 def without_waiting(without: pytest.MonkeyPatch) -> None:
     """A checkpoint is whole before the gate after it has passed."""
     due = checkpoints.manifests_due
-    audited = lambda state, on: replace(state, settings=replace(state.settings, audits=on))  # noqa: E731
 
     def at_once(state: co.State) -> Decision:
-        state, orders = due(audited(state, False))
-        return audited(state, True), orders
+        settings = state.settings
+        state, orders = due(replace(state, settings=replace(settings, audits=False)))
+        return replace(state, settings=settings), orders
 
     without.setattr(checkpoints, "manifests_due", at_once)
 
