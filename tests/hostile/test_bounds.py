@@ -348,7 +348,7 @@ def test_what_nodes_report_is_taken(state: State) -> None:
         pb.AttendRequest(heartbeat=pb.Heartbeat(slowness=1.0, sent_bytes={"n1": 5})),
         pb.AttendRequest(heartbeat=pb.Heartbeat()),
         pb.AttendRequest(heartbeat=pb.Heartbeat(resources=pb.Resources(seconds=5.0, accelerator_busy=1.0))),
-        pb.AttendRequest(heartbeat=pb.Heartbeat(log_lines=[pb.LogLine(number=1, time=1e9, level=99, text="hi")])),
+        pb.AttendRequest(heartbeat=pb.Heartbeat(log_lines=[pb.LogLine(number=1, time=1e9, text="hi")])),
         pb.AttendRequest(ready=pb.Ready(squared_norms=[math.nan, math.inf], tallies=[math.nan] * MICROBATCHES)),
         pb.AttendRequest(caught_up=pb.CaughtUp(first_layer=2, end_layer=4)),
         pb.AttendRequest(saved=pb.Saved(step=5, files=[pb.SavedFile(name="layer-00000.safetensors", sha256=SHA)])),
