@@ -61,12 +61,14 @@ table.culm-table thead th { color: var(--culm-muted); font-size: 0.82rem; }
 table.culm-table tbody th { font-weight: 600; }
 table.culm-table .culm-number { text-align: right; }
 /* Log lines. */
-.culm-log { max-height: 21rem; overflow-y: auto; border: 1px solid var(--culm-line); border-radius: 0.4rem;
+.culm-log { display: flex; flex-direction: column-reverse; /* so it stands at its end */
+  max-height: 21rem; overflow-y: auto; border: 1px solid var(--culm-line); border-radius: 0.4rem;
   background: var(--culm-surface); padding: 0.35rem 0.7rem; }
 .culm-log ol { list-style: none; margin: 0; padding: 0; font-family: "Source Code Pro", ui-monospace, monospace;
   font-size: 0.82rem; line-height: 1.55; }
 .culm-log li { display: grid; grid-template-columns: 4.6rem minmax(3rem, 8rem) 4.4rem 1fr; gap: 0.7rem; margin: 0;
   padding: 0; font-size: inherit; }
+.culm-log + .culm-note { margin-top: 0.3rem; }
 .culm-log li > span { overflow-wrap: anywhere; }
 .culm-log li > span:nth-child(1) { color: var(--culm-muted); }
 .culm-log li > span:nth-child(2) { font-weight: 600; }

@@ -37,7 +37,7 @@ def choose(source: Source) -> None:
 def listing(source: Source) -> None:
     node = st.session_state.get("log") or ALL
     found = source.log_lines("" if node == ALL else node, st.session_state.get("level") or "info")
-    st.html(_drawn(found, found.lines, "Log lines, the newest first", zone()))
+    st.html(_drawn(found, found.lines, "Log lines, the newest last", zone()))
 
 
 def of_the_lost(source: Source, incident: Incident) -> None:
@@ -57,8 +57,8 @@ def _drawn(found: LogLines, lines: "list[pb.KeptLine] | tuple[pb.KeptLine, ...]"
         return markup.note(
             "The coordinator has no such lines. It keeps the newest of each node, since it began itself."
         )
-    rows = [row(kept, here) for kept in reversed(lines)]
-    return markup.log(rows, caption) + markup.note(f"{counted(len(rows), 'line')}, the newest first.")
+    rows = [row(kept, here) for kept in lines]
+    return markup.log(rows, caption) + markup.note(f"{counted(len(rows), 'line')}, the newest last.")
 
 
 def row(kept: pb.KeptLine, here: tzinfo) -> markup.LogRow:

@@ -8,7 +8,16 @@ from statistics import median
 import streamlit as st
 
 from culm.ui import markup
-from culm.ui.charts import SPLIT_BARS, bubble_share, split_columns, split_rows, split_spec, trend_data, trend_spec
+from culm.ui.charts import (
+    SPLIT_BARS,
+    USES_EXPLAINED,
+    bubble_share,
+    split_columns,
+    split_rows,
+    split_spec,
+    trend_data,
+    trend_spec,
+)
 from culm.ui.curves import since_of
 from culm.ui.node_order import in_order
 from culm.ui.screens.widgets import chart, scheme, zone, zone_note
@@ -57,15 +66,15 @@ def charts(source: Source) -> None:
     incidents = [i for i in look.history.incidents if i.time >= begin]
     drawn = [(each, each.series(look.history.trends, begin, end)) for each in CHARTS]
     drawn = [(each, series) for each, series in drawn if series]
-    columns = st.columns(2) if drawn else []
-    for i, (each, series) in enumerate(drawn):
-        points = lines(series, begin, end)
-        names = list(dict.fromkeys(p.name for p in points))
-        with columns[i % 2]:
-            st.html(markup.chart_title(each.title, _newest(each, series)))
-            spec = trend_spec("", each.form, scheme(), zone_in_words(here, end), names)
-            alt = f"{each.title}, over time, of {', '.join(names)}; {len(incidents)} incidents marked"
-            chart(spec, trend_data(points, incidents, here), alt, f"trend-{each.key}")
+    for begun in range(0, len(drawn), 2):  # a row at a time: on a phone they stand below each other in this order
+        for column, (each, series) in zip(st.columns(2), drawn[begun : begun + 2], strict=False):
+            points = lines(series, begin, end)
+            names = list(dict.fromkeys(p.name for p in points))
+            with column:
+                st.html(markup.chart_title(each.title, _newest(each, series)))
+                spec = trend_spec("", each.form, scheme(), zone_in_words(here, end), names)
+                alt = f"{each.title}, over time, of {', '.join(names)}; {len(incidents)} incidents marked"
+                chart(spec, trend_data(points, incidents, here), alt, f"trend-{each.key}")
     if len(look.status.nodes) > LINES:
         many = f"Of more than {LINES} nodes: the median, the band in which nine of ten lie, and the highest three."
         st.html(markup.note(many))
@@ -75,6 +84,7 @@ def charts(source: Source) -> None:
         st.html(markup.chart_title(f"where the time goes{few}", "since each process started"))
         alt = "; ".join(f"{node.id}: {bubble_share(node):.0%} bubbles" for node in nodes)
         chart(split_spec(nodes, scheme()), {"split": split_columns(nodes)}, alt, "split")
+        st.html(markup.note(USES_EXPLAINED))
     st.html(markup.note(zone_note(look)))
 
 
