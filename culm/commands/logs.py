@@ -41,11 +41,15 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     parser.add_argument("--part", default="", metavar="PART", help="a node's name, coordinator, ...; default: all")
     parser.add_argument("--tail", type=flags.whole(1), metavar="N", help="the last N lines of each; default: all lines")
     parser.add_argument("--follow", action="store_true", help="print new lines as they come, until Ctrl-C")
-    parser.add_argument("--node", type=flags.name, default="", metavar="NODE", help="the node whose lines are printed")
+    parser.add_argument(
+        "--node", type=flags.optional(flags.name), default="", metavar="NODE", help="the node whose lines are printed"
+    )
     levels = "with --node: lines of this level and those above; default: info"
     parser.add_argument("--level", type=flags.one_of(*LEVELS), default="info", metavar="LEVEL", help=levels)
     where = "with --node: the run's coordinator; default: that of the cluster, else CULM_COORDINATOR"
-    parser.add_argument("--coordinator", type=flags.address, default="", metavar="HOST:PORT", help=where)
+    parser.add_argument(
+        "--coordinator", type=flags.optional(flags.address), default="", metavar="HOST:PORT", help=where
+    )
     parser.set_defaults(command=logs)
 
 
@@ -53,6 +57,8 @@ def logs(arguments: argparse.Namespace) -> int:
     interrupts.interrupt()
     if arguments.node:
         return _of_a_node(arguments)
+    if arguments.coordinator:
+        raise JobError("a coordinator has the lines of nodes alone", "--coordinator", "name a node with --node")
     name = arguments.name or only_one()
     if not name:
         raise JobError("no cluster is up", "NAME", "name one that was: its logs stay")
