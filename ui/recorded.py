@@ -185,6 +185,8 @@ class Recorded:
                 self._reader.read(self._events[self._next], self._replay.take)
                 self._next += 1
             look = self._replay.look(min(at, last), ended=at >= last)
+            if look.ended:  # of a run that is past nothing can be mended
+                return look
             firing, self._pending = evaluate(look, look.at, self._pending)
             return replace(look, firing=firing)
 

@@ -27,7 +27,8 @@ CSS = (
 .culm-bar > div { height: 100%; background: var(--tone); }
 .culm-alert { border-left: 3px solid var(--tone); background: var(--culm-surface); padding: 0.35rem 0.7rem;
   margin: 0 0 0.35rem; border-radius: 0 0.3rem 0.3rem 0; overflow-wrap: anywhere; }
-ul.culm-firing { list-style: none; margin: 0; padding: 0; }
+.culm-bar + div, .culm-bar + ul { margin-top: 0.45rem; }
+ul.culm-firing { list-style: none; padding: 0; margin-bottom: 0; margin-left: 0; }
 ul.culm-firing li { display: flex; flex-wrap: wrap; gap: 0.1rem 0.7rem; align-items: baseline; }
 ul.culm-firing li strong { font-weight: 600; }
 ul.culm-firing li > span:last-child { color: var(--culm-muted); font-size: 0.87rem; }

@@ -163,11 +163,12 @@ def test_a_recorded_run_says_that_it_has_no_log_lines(log: Path) -> None:
 
 
 def test_alerts_that_fire_stand_on_every_page(log: Path) -> None:
-    add(log, event(20, 9.6, "rollback", 2, step=2, era=1))
+    add(log, event(20, 9.6, "rollback", 2, step=2, era=1), event(21, 30.0, "warned", 2, node="n1"))
     for name in ("overview", "nodes"):
-        told = words(page(name, log, 9.6))
+        told = words(page(name, log, 20.0))
         assert "CulmRolledBack" in told
         assert "Spread the nodes over more zones." in told
+    assert "CulmRolledBack" not in words(page("overview", log, 40.0)), "the recording is over"
 
 
 def test_no_cell_of_a_table_is_none(log: Path) -> None:
