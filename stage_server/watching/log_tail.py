@@ -29,7 +29,8 @@ class LogTail(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
-        self._turn = threading.Lock()  # not the handler's own: that one is held while a record is formatted
+        # Not the handler's own, which is held while a record is formatted. Reentrant, as that one is.
+        self._turn = threading.RLock()
         self._lines: deque[pb.LogLine] = deque(maxlen=KEPT)
         self._numbered = 0  # the newest line's number
         self._told = 0  # the number of the last line that was given out

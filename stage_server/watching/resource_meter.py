@@ -3,6 +3,7 @@
 # A thread of its own looks: a driver that hangs, or takes seconds to answer, delays no heartbeat. Heartbeats take the
 # newest look that was not told yet, if there is one.
 
+import logging
 import os
 import threading
 import time
@@ -14,6 +15,8 @@ from culm.pipeline.resources import Resources
 from culm.stage_server.compute.device import CPU, Device, busy_share
 from culm.stage_server.watching.control_groups import processor_limits
 from culm.stage_server.watching.memory import memory_bytes
+
+log = logging.getLogger("culm.stage")
 
 # Between two looks. One takes 50 us, and a coordinator of a thousand nodes hears of two hundred a second.
 LOOK_SECONDS = 5.0
@@ -73,7 +76,10 @@ class ResourceMeter:
 
     def _run(self) -> None:
         while True:
-            self.newest = self.look()
+            try:
+                self.newest = self.look()
+            except Exception:  # of the system, or a card's driver: nothing that is trained depends on it
+                log.debug("could not look at what this process takes", exc_info=True)
             if self._closed.wait(LOOK_SECONDS):
                 return
 
