@@ -88,7 +88,7 @@ def _no_commit(look: Look, now: float) -> Held | None:
 
 
 def _not_replaced(look: Look, now: float) -> Held | None:
-    """As of the moments of the last hour and a bit at which nodes came or went."""
+    """Looks back over the moments at which nodes came or went, as far as it holds."""
     if look.status.step >= look.status.steps:
         return None
     history, since = look.history, None
