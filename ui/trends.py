@@ -16,6 +16,7 @@ from culm.pipeline.resources import Resources
 GAP_SECONDS = 1.5  # between two samples of a node at least
 SAMPLES = 240  # kept of a node; of too many every second one of the older half goes
 NODES = 1_000  # of which samples are kept; who was heard of longest ago goes first
+LEAST_SECONDS = 0.5  # between two looks of a node
 BINS = 60  # of a chart
 LINES = 8  # nodes with a line each; of more, the middle, the spread and the worst
 WORST = 3
@@ -65,13 +66,7 @@ class Trends:
 
     def cpu_share(self, begin: float, end: float) -> dict[str, list[tuple[float, float]]]:
         """Of each node: (unix seconds, share of the processors that it may use). By the node's own clock."""
-        return self._rates(
-            begin,
-            end,
-            lambda a, b: _share(
-                b.took.cpu_seconds - a.took.cpu_seconds, (b.took.seconds - a.took.seconds) * b.took.processors
-            ),
-        )
+        return self._rates(begin, end, _cpu_share)
 
     def memory_share(self, begin: float, end: float) -> dict[str, list[tuple[float, float]]]:
         """Of each node: (unix seconds, what it takes of the host memory that it may use)."""
@@ -111,6 +106,13 @@ class Trends:
 def resources_of(event: Used) -> Resources:
     """What an event of the log says; zeros, where the log is older than that."""
     return Resources(**{each.name: getattr(event, each.name) for each in fields(Resources)})
+
+
+def _cpu_share(before: Sample, after: Sample) -> float | None:
+    # The log rounds what it says of a look that an open page has seen as well: that is no time between two looks.
+    passed = after.took.seconds - before.took.seconds
+    took = after.took.cpu_seconds - before.took.cpu_seconds
+    return _share(took, passed * after.took.processors) if passed >= LEAST_SECONDS else None
 
 
 def _share(part: float, whole: float) -> float | None:

@@ -80,6 +80,13 @@ def test_a_share_of_processors_is_by_the_nodes_own_clock() -> None:
     assert {round(share, 6) for _, share in shares} == {0.75}
 
 
+def test_one_look_that_the_log_tells_rounded_is_no_time_without_work() -> None:
+    trends = Trends()
+    for i, (seconds, cpu) in enumerate(((5.0, 5.0), (10.0004, 10.0004), (10.001, 10.0), (15.0, 15.0))):
+        trends.take("n0", Sample(1, 1000.0 + 5 * i, 0.0, i, 0, looked(seconds, cpu)))
+    assert {round(share, 2) for _, share in trends.cpu_share(1000.0, 1020.0)["n0"]} == {0.5}
+
+
 def test_memory_is_what_was_there_at_the_last_look() -> None:
     trends = Trends()
     for i in range(4):
