@@ -50,5 +50,6 @@ def heard(state: State, report: Heard) -> Decision:
             times=beat.times,
             sent_bytes=beat.sent_bytes,
             bytes_per_second=beat.bytes_per_second,
+            resources=beat.resources or node.resources,
         )
     return replace(state, nodes=nodes), tuple(records)

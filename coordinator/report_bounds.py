@@ -16,7 +16,7 @@
 # History, of one message each: ``CaughtUp`` up to layer 2^32 - 1 took 17 GB; a last commit of step 2^60 hung the
 # coordinator; a squared norm of -1 ended it.
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import chain
 from math import isfinite
 from typing import Any
@@ -51,6 +51,8 @@ MOST_FILES = 8  # of a layer in a checkpoint; today there are two
 MOST_PARTS = 16  # of a node's identity; today there are eight, and a later version may tell more
 MOST_DOLLARS = 1e12
 LONGEST_WORD = 256  # characters of a name, a hash or an instruction: they are kept for every node
+MOST_LINES = 200  # of a log in one heartbeat
+LONGEST_LINE = 4_000  # characters
 LONGEST_OUTLINE = 1 << 20  # characters, of a layer with some ten thousand tensors
 HEX = "0123456789abcdef"
 
@@ -199,7 +201,36 @@ def _heartbeat(state: State, beat: pb.Heartbeat) -> str:
         or _numbers((("bytes_per_second", beat.bytes_per_second), ("finished", beat.finished)), MOST_COUNT)
         or _numbers((("sent_bytes", count) for count in beat.sent_bytes.values()), MOST_BYTES)
         or text_problem("the instruction", beat.instruction, LONGEST_WORD)
+        or (_resources(beat.resources) if beat.HasField("resources") else "")
+        or (_log_lines(beat.log_lines) if beat.log_lines else "")
     )
+
+
+def _resources(seen: pb.Resources) -> str:
+    seconds = (("seconds", seen.seconds), ("cpu_seconds", seen.cpu_seconds), ("processors", seen.processors))
+    amounts = (
+        ("resident_bytes", seen.resident_bytes),
+        ("memory_bytes", seen.memory_bytes),
+        ("accelerator_used_bytes", seen.accelerator_used_bytes),
+        ("accelerator_bytes", seen.accelerator_bytes),
+    )
+    return (
+        _numbers(seconds, MOST_SECONDS)
+        or _numbers(amounts, MOST_BYTES)
+        or number_problem("accelerator_busy", seen.accelerator_busy, 1.0)
+    )
+
+
+def _log_lines(lines: Collection[pb.LogLine]) -> str:
+    # Bounds are wider than what a node sends today (``log_tail``): what is kept is cut anyway.
+    if len(lines) > MOST_LINES:
+        return f"it tells {len(lines)} lines of its log at once; {MOST_LINES} are accepted"
+    for line in lines:
+        if len(line.text) > LONGEST_LINE or len(line.logger) > LONGEST_WORD:
+            return f"a line of its log has {len(line.text)} characters; {LONGEST_LINE} are accepted"
+        if line.number > MOST_COUNT or not 0.0 <= line.time <= LATEST:  # NaN is in no range
+            return f"line {line.number} of its log is of the time {line.time}, which cannot be"
+    return ""
 
 
 def _numbers(named: Iterable[tuple[str, float]], most: float) -> str:
@@ -349,6 +380,11 @@ def drain_problem(request: pb.DrainRequest) -> str:
 def who_problem(who: str) -> str:
     """Of whoever asks for something."""
     return text_problem("who asks", who, LONGEST_WORD)
+
+
+def lines_problem(request: pb.ListLogLinesRequest) -> str:
+    """Of what somebody asks."""
+    return name_problem("the node", request.node) if request.node else ""
 
 
 def resume_problem(request: pb.ResumeRequest) -> str:

@@ -28,6 +28,7 @@ from culm.pipeline.layer_bytes import LayerBytes
 from culm.pipeline.machine import Machine
 from culm.pipeline.origin import Origin
 from culm.pipeline.plan import Plan, PlanOrder
+from culm.pipeline.resources import Resources
 from culm.pipeline.times import TimeSplit
 
 
@@ -100,6 +101,7 @@ class Heartbeat:
     bytes_per_second: float = 0.0  # at which large tensors went lately; 0.0: none did
     # Beside running_seconds, not part of it: storage that stalls says nothing about the node.
     loading_seconds: float = 0.0
+    resources: Resources | None = None  # of its process; None: nothing new since the heartbeat before
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ from culm.pipeline.origin import Origin
 from culm.pipeline.patience import Patience
 from culm.pipeline.pause import Pause
 from culm.pipeline.plan import Plan
+from culm.pipeline.resources import Resources
 from culm.pipeline.tally import LOSS_ALONE, TallyForm
 from culm.pipeline.times import TimeSplit
 
@@ -166,6 +167,7 @@ class Node:
     times: TimeSplit = field(default_factory=TimeSplit)  # where its compute thread's time went
     sent_bytes: Mapping[str, int] = field(default_factory=dict)  # of tensors, by peer
     bytes_per_second: float = 0.0  # at which large ones went lately
+    resources: Resources | None = None  # of its process, as of its last look; decides nothing
     machine: Machine = field(default_factory=Machine)  # what it runs on
     price: NodePrice = FREE  # as far as the price table knows it
     draining: str = ""  # why it is to go

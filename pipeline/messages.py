@@ -5,6 +5,7 @@ from typing import Any
 from culm.pipeline.identity import Identity
 from culm.pipeline.keys import Key, Kind
 from culm.pipeline.machine import Machine
+from culm.pipeline.resources import Resources
 from culm.pipeline.times import TimeSplit
 from culm.protos import coordinator_pb2, tensor_pb2
 
@@ -49,6 +50,32 @@ def times_from_proto(times: coordinator_pb2.TimeSplit) -> TimeSplit:
         apply=times.apply,
         bubble=times.bubble,
         idle=times.idle,
+    )
+
+
+def resources_to_proto(seen: Resources) -> coordinator_pb2.Resources:
+    return coordinator_pb2.Resources(
+        seconds=seen.seconds,
+        cpu_seconds=seen.cpu_seconds,
+        processors=seen.processors,
+        resident_bytes=seen.resident_bytes,
+        memory_bytes=seen.memory_bytes,
+        accelerator_busy=seen.accelerator_busy,
+        accelerator_used_bytes=seen.accelerator_used_bytes,
+        accelerator_bytes=seen.accelerator_bytes,
+    )
+
+
+def resources_from_proto(seen: coordinator_pb2.Resources) -> Resources:
+    return Resources(
+        seconds=seen.seconds,
+        cpu_seconds=seen.cpu_seconds,
+        processors=seen.processors,
+        resident_bytes=seen.resident_bytes,
+        memory_bytes=seen.memory_bytes,
+        accelerator_busy=seen.accelerator_busy if seen.HasField("accelerator_busy") else None,
+        accelerator_used_bytes=seen.accelerator_used_bytes,
+        accelerator_bytes=seen.accelerator_bytes,
     )
 
 

@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -17,6 +18,37 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _LogLevel:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _LogLevelEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LogLevel.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    LOG_LEVEL_UNSPECIFIED: _LogLevel.ValueType  # 0
+    """Not said. Such a line counts as one of INFO."""
+    LOG_LEVEL_INFO: _LogLevel.ValueType  # 1
+    """What happens as it should."""
+    LOG_LEVEL_WARNING: _LogLevel.ValueType  # 2
+    """Something may be wrong; the node goes on."""
+    LOG_LEVEL_ERROR: _LogLevel.ValueType  # 3
+    """Something has gone wrong."""
+    LOG_LEVEL_CRITICAL: _LogLevel.ValueType  # 4
+    """The process ends with it."""
+
+class LogLevel(_LogLevel, metaclass=_LogLevelEnumTypeWrapper): ...
+
+LOG_LEVEL_UNSPECIFIED: LogLevel.ValueType  # 0
+"""Not said. Such a line counts as one of INFO."""
+LOG_LEVEL_INFO: LogLevel.ValueType  # 1
+"""What happens as it should."""
+LOG_LEVEL_WARNING: LogLevel.ValueType  # 2
+"""Something may be wrong; the node goes on."""
+LOG_LEVEL_ERROR: LogLevel.ValueType  # 3
+"""Something has gone wrong."""
+LOG_LEVEL_CRITICAL: LogLevel.ValueType  # 4
+"""The process ends with it."""
+Global___LogLevel: _TypeAlias = LogLevel  # noqa: Y015
 
 @_typing.final
 class Machine(_message.Message):
@@ -323,6 +355,91 @@ class Built(_message.Message):
 Global___Built: _TypeAlias = Built  # noqa: Y015
 
 @_typing.final
+class Resources(_message.Message):
+    """What a node's process takes of its machine, and what it may take."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SECONDS_FIELD_NUMBER: _builtins.int
+    CPU_SECONDS_FIELD_NUMBER: _builtins.int
+    PROCESSORS_FIELD_NUMBER: _builtins.int
+    RESIDENT_BYTES_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    ACCELERATOR_BUSY_FIELD_NUMBER: _builtins.int
+    ACCELERATOR_USED_BYTES_FIELD_NUMBER: _builtins.int
+    ACCELERATOR_BYTES_FIELD_NUMBER: _builtins.int
+    seconds: _builtins.float
+    """Since the process started: seconds that have passed, and seconds of processors that it has taken, on all its threads."""
+    cpu_seconds: _builtins.float
+    processors: _builtins.float
+    """Processors that it may use; a container may be given a part of one."""
+    resident_bytes: _builtins.int
+    """Of the host's memory: what of the process lies there, and what it may use."""
+    memory_bytes: _builtins.int
+    accelerator_busy: _builtins.float
+    """Of its accelerator, whoever uses it: the share of the last moments in which it computed, 0 to 1; unset: not known."""
+    accelerator_used_bytes: _builtins.int
+    accelerator_bytes: _builtins.int
+    """0: the node has no accelerator."""
+    def __init__(
+        self,
+        *,
+        seconds: _builtins.float = ...,
+        cpu_seconds: _builtins.float = ...,
+        processors: _builtins.float = ...,
+        resident_bytes: _builtins.int = ...,
+        memory_bytes: _builtins.int = ...,
+        accelerator_busy: _builtins.float | None = ...,
+        accelerator_used_bytes: _builtins.int = ...,
+        accelerator_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_accelerator_busy", b"_accelerator_busy", "accelerator_busy", b"accelerator_busy"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_accelerator_busy", b"_accelerator_busy", "accelerator_busy", b"accelerator_busy", "accelerator_bytes", b"accelerator_bytes", "accelerator_used_bytes", b"accelerator_used_bytes", "cpu_seconds", b"cpu_seconds", "memory_bytes", b"memory_bytes", "processors", b"processors", "resident_bytes", b"resident_bytes", "seconds", b"seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__accelerator_busy: _TypeAlias = _typing.Literal["accelerator_busy"]  # noqa: Y015
+    _WhichOneofArgType__accelerator_busy: _TypeAlias = _typing.Literal["_accelerator_busy", b"_accelerator_busy"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__accelerator_busy) -> _WhichOneofReturnType__accelerator_busy | None: ...
+
+Global___Resources: _TypeAlias = Resources  # noqa: Y015
+
+@_typing.final
+class LogLine(_message.Message):
+    """One line of a process's log: plain text, without secrets."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
+    LEVEL_FIELD_NUMBER: _builtins.int
+    LOGGER_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """Counts the lines of the process from 1 on. A line whose number never comes was dropped."""
+    time: _builtins.float
+    """Unix time in seconds, by the node's clock."""
+    level: Global___LogLevel.ValueType
+    logger: _builtins.str
+    """Which part of the program speaks."""
+    text: _builtins.str
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        time: _builtins.float = ...,
+        level: Global___LogLevel.ValueType = ...,
+        logger: _builtins.str = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["level", b"level", "logger", b"logger", "number", b"number", "text", b"text", "time", b"time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogLine: _TypeAlias = LogLine  # noqa: Y015
+
+@_typing.final
 class Heartbeat(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -358,6 +475,8 @@ class Heartbeat(_message.Message):
     SENT_BYTES_FIELD_NUMBER: _builtins.int
     BYTES_PER_SECOND_FIELD_NUMBER: _builtins.int
     LOADING_SECONDS_FIELD_NUMBER: _builtins.int
+    RESOURCES_FIELD_NUMBER: _builtins.int
+    LOG_LINES_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     instruction: _builtins.str
     """The piece of work that runs, such as "2B3" or "apply"; empty while it waits."""
@@ -381,6 +500,14 @@ class Heartbeat(_message.Message):
     def sent_bytes(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Bytes of tensors sent since the process started, by the peer's name."""
 
+    @_builtins.property
+    def resources(self) -> Global___Resources:
+        """Told every few seconds; unset in between, where nothing is new."""
+
+    @_builtins.property
+    def log_lines(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogLine]:
+        """Lines that were not told yet, and on a new stream the newest ones again."""
+
     def __init__(
         self,
         *,
@@ -396,10 +523,12 @@ class Heartbeat(_message.Message):
         sent_bytes: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         bytes_per_second: _builtins.float = ...,
         loading_seconds: _builtins.float = ...,
+        resources: Global___Resources | None = ...,
+        log_lines: _abc.Iterable[Global___LogLine] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["times", b"times"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["resources", b"resources", "times", b"times"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_second", b"bytes_per_second", "deviation_seconds", b"deviation_seconds", "finished", b"finished", "instruction", b"instruction", "loading_seconds", b"loading_seconds", "median_seconds", b"median_seconds", "running_seconds", b"running_seconds", "samples", b"samples", "sent_bytes", b"sent_bytes", "slowness", b"slowness", "times", b"times", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_second", b"bytes_per_second", "deviation_seconds", b"deviation_seconds", "finished", b"finished", "instruction", b"instruction", "loading_seconds", b"loading_seconds", "log_lines", b"log_lines", "median_seconds", b"median_seconds", "resources", b"resources", "running_seconds", b"running_seconds", "samples", b"samples", "sent_bytes", b"sent_bytes", "slowness", b"slowness", "times", b"times", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1665,6 +1794,7 @@ class NodeStatus(_message.Message):
     SENT_BYTES_FIELD_NUMBER: _builtins.int
     PRICE_PER_HOUR_FIELD_NUMBER: _builtins.int
     SPENT_FIELD_NUMBER: _builtins.int
+    RESOURCES_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     address: _builtins.str
     pid: _builtins.int
@@ -1692,6 +1822,10 @@ class NodeStatus(_message.Message):
     def times(self) -> Global___TimeSplit: ...
     @_builtins.property
     def sent_bytes(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
+    @_builtins.property
+    def resources(self) -> Global___Resources:
+        """As the node told them last; unset: it has not told any."""
+
     def __init__(
         self,
         *,
@@ -1711,10 +1845,11 @@ class NodeStatus(_message.Message):
         sent_bytes: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         price_per_hour: _builtins.float = ...,
         spent: _builtins.float = ...,
+        resources: Global___Resources | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["machine", b"machine", "times", b"times"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["machine", b"machine", "resources", b"resources", "times", b"times"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "finished", b"finished", "id", b"id", "incarnation", b"incarnation", "instruction", b"instruction", "machine", b"machine", "pid", b"pid", "price_per_hour", b"price_per_hour", "sent_bytes", b"sent_bytes", "spent", b"spent", "stages", b"stages", "standby_of", b"standby_of", "state", b"state", "times", b"times", "version", b"version", "zone", b"zone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "finished", b"finished", "id", b"id", "incarnation", b"incarnation", "instruction", b"instruction", "machine", b"machine", "pid", b"pid", "price_per_hour", b"price_per_hour", "resources", b"resources", "sent_bytes", b"sent_bytes", "spent", b"spent", "stages", b"stages", "standby_of", b"standby_of", "state", b"state", "times", b"times", "version", b"version", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2490,3 +2625,103 @@ class SaveCheckpointResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SaveCheckpointResponse: _TypeAlias = SaveCheckpointResponse  # noqa: Y015
+
+@_typing.final
+class ListLogLinesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    AT_LEAST_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    MOST_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    """Of this node; empty: of all."""
+    at_least: Global___LogLevel.ValueType
+    """Of this level and those above."""
+    after: _builtins.int
+    """Lines that came after the one with this sequence; 0: all that are kept."""
+    most: _builtins.int
+    """The newest so many of them; 0: as many as an answer takes."""
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        at_least: Global___LogLevel.ValueType = ...,
+        after: _builtins.int = ...,
+        most: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "at_least", b"at_least", "most", b"most", "node", b"node"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListLogLinesRequest: _TypeAlias = ListLogLinesRequest  # noqa: Y015
+
+@_typing.final
+class KeptLine(_message.Message):
+    """A log line as the coordinator keeps it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    HEARD_FIELD_NUMBER: _builtins.int
+    LINE_FIELD_NUMBER: _builtins.int
+    sequence: _builtins.int
+    """In the order in which lines came. It also rises from one coordinator to the next, as long as their clocks agree."""
+    node: _builtins.str
+    incarnation: _builtins.int
+    heard: _builtins.float
+    """When it came: unix time in seconds, by the coordinator's clock."""
+    @_builtins.property
+    def line(self) -> Global___LogLine: ...
+    def __init__(
+        self,
+        *,
+        sequence: _builtins.int = ...,
+        node: _builtins.str = ...,
+        incarnation: _builtins.int = ...,
+        heard: _builtins.float = ...,
+        line: Global___LogLine | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["line", b"line"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["heard", b"heard", "incarnation", b"incarnation", "line", b"line", "node", b"node", "sequence", b"sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeptLine: _TypeAlias = KeptLine  # noqa: Y015
+
+@_typing.final
+class ListLogLinesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LINES_FIELD_NUMBER: _builtins.int
+    NEWEST_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    newest: _builtins.int
+    """Of the newest line of all; 0: there is none."""
+    @_builtins.property
+    def lines(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeptLine]:
+        """In the order in which they came."""
+
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """All nodes of which lines are kept, those that are gone too."""
+
+    def __init__(
+        self,
+        *,
+        lines: _abc.Iterable[Global___KeptLine] | None = ...,
+        newest: _builtins.int = ...,
+        nodes: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lines", b"lines", "newest", b"newest", "nodes", b"nodes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListLogLinesResponse: _TypeAlias = ListLogLinesResponse  # noqa: Y015

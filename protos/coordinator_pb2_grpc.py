@@ -85,6 +85,11 @@ class CoordinatorStub(object):
                 request_serializer=culm_dot_protos_dot_coordinator__pb2.SaveCheckpointRequest.SerializeToString,
                 response_deserializer=culm_dot_protos_dot_coordinator__pb2.SaveCheckpointResponse.FromString,
                 _registered_method=True)
+        self.ListLogLines = channel.unary_unary(
+                '/culm.v1.Coordinator/ListLogLines',
+                request_serializer=culm_dot_protos_dot_coordinator__pb2.ListLogLinesRequest.SerializeToString,
+                response_deserializer=culm_dot_protos_dot_coordinator__pb2.ListLogLinesResponse.FromString,
+                _registered_method=True)
 
 
 class CoordinatorServicer(object):
@@ -160,6 +165,13 @@ class CoordinatorServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListLogLines(self, request, context):
+        """The newest log lines that nodes have told, also those of nodes that are gone.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CoordinatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -212,6 +224,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.SaveCheckpoint,
                     request_deserializer=culm_dot_protos_dot_coordinator__pb2.SaveCheckpointRequest.FromString,
                     response_serializer=culm_dot_protos_dot_coordinator__pb2.SaveCheckpointResponse.SerializeToString,
+            ),
+            'ListLogLines': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListLogLines,
+                    request_deserializer=culm_dot_protos_dot_coordinator__pb2.ListLogLinesRequest.FromString,
+                    response_serializer=culm_dot_protos_dot_coordinator__pb2.ListLogLinesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -485,6 +502,33 @@ class Coordinator(object):
             '/culm.v1.Coordinator/SaveCheckpoint',
             culm_dot_protos_dot_coordinator__pb2.SaveCheckpointRequest.SerializeToString,
             culm_dot_protos_dot_coordinator__pb2.SaveCheckpointResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListLogLines(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/culm.v1.Coordinator/ListLogLines',
+            culm_dot_protos_dot_coordinator__pb2.ListLogLinesRequest.SerializeToString,
+            culm_dot_protos_dot_coordinator__pb2.ListLogLinesResponse.FromString,
             options,
             channel_credentials,
             insecure,

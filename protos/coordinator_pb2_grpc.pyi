@@ -52,6 +52,8 @@ class CoordinatorStub:
     """Lets a run that is paused go on, perhaps with other limits."""
     SaveCheckpoint: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.SaveCheckpointRequest, _coordinator_pb2.SaveCheckpointResponse]
     """Asks for a whole checkpoint: of the next commit, or of the present version where the run is paused. Returns at once."""
+    ListLogLines: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.ListLogLinesRequest, _coordinator_pb2.ListLogLinesResponse]
+    """The newest log lines that nodes have told, also those of nodes that are gone."""
 
 @_typing.type_check_only
 class CoordinatorAsyncStub(CoordinatorStub):
@@ -77,6 +79,8 @@ class CoordinatorAsyncStub(CoordinatorStub):
     """Lets a run that is paused go on, perhaps with other limits."""
     SaveCheckpoint: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.SaveCheckpointRequest, _coordinator_pb2.SaveCheckpointResponse]  # type: ignore[assignment]
     """Asks for a whole checkpoint: of the next commit, or of the present version where the run is paused. Returns at once."""
+    ListLogLines: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.ListLogLinesRequest, _coordinator_pb2.ListLogLinesResponse]  # type: ignore[assignment]
+    """The newest log lines that nodes have told, also those of nodes that are gone."""
 
 class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
     """The control plane: who runs what. The coordinator dials nobody; nodes attend."""
@@ -159,5 +163,13 @@ class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_coordinator_pb2.SaveCheckpointResponse, _abc.Awaitable[_coordinator_pb2.SaveCheckpointResponse]]:
         """Asks for a whole checkpoint: of the next commit, or of the present version where the run is paused. Returns at once."""
+
+    @_abc_1.abstractmethod
+    def ListLogLines(
+        self,
+        request: _coordinator_pb2.ListLogLinesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_pb2.ListLogLinesResponse, _abc.Awaitable[_coordinator_pb2.ListLogLinesResponse]]:
+        """The newest log lines that nodes have told, also those of nodes that are gone."""
 
 def add_CoordinatorServicer_to_server(servicer: CoordinatorServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -73,6 +73,7 @@ from culm.stage_server.streams.orders import Orders
 from culm.stage_server.streams.stream_bounds import job_problem
 from culm.stage_server.streams.unfit import refuse
 from culm.stage_server.watching.node_metrics import NodeCollector, Reading
+from culm.stage_server.watching.process_watch import ProcessWatch
 from culm.stage_server.worker.worker import Worker
 
 log = logging.getLogger("culm.stage")
@@ -91,6 +92,7 @@ class StageServer:
         self._settings = settings
         self._name = settings.name or own_name()
         self._incarnation = time.time_ns() // 1000  # microseconds: higher than that of any process of this name before
+        self._watch = ProcessWatch()
         self._exposition = Exposition(settings.metrics) if settings.metrics else None
         interceptors: list[grpc.ServerInterceptor] = [RoleInterceptor(settings.run), AdmissionInterceptor()]
         if self._exposition is not None:
@@ -152,12 +154,15 @@ class StageServer:
         if self._exposition is not None:
             self._exposition.registry.register(NodeCollector(self._reading))
             self._exposition.announce()
+        self._watch.begin()
         self._orders.start()
         self._notices.start()
         self._woken.wait()
         if self._exit is None and self._welcome is not None:
             self._work(self._welcome)
         self._notices.close()
+        self._tell_rest()
+        self._watch.close()
         parting = "its process joins anew" if self.join_anew else "it was told to stop"
         self._orders.close(parting if self._exit == 0 and not self._error else "")
         self._server.stop(GRACE)
@@ -171,7 +176,7 @@ class StageServer:
         return self._exit or 0
 
     def _reading(self) -> Reading | None:
-        return self._node.attendance.reading() if self._node is not None else None
+        return self._watch.reading(self._node.attendance.reading()) if self._node is not None else None
 
     def _say_why(self) -> None:
         if self._error and not self.join_anew:
@@ -204,6 +209,7 @@ class StageServer:
         job = parse_job(welcome.job_toml, "the coordinator's job")
         torch.set_num_threads(job.job.threads)
         device = device_for(job)
+        self._watch.meter.computes_on(device, self._settings.memory_bytes)
         source = ModelSource(job)
         every = job.checkpoint.every if job.checkpoint is not None else 0
         eager = job.resilience.redundancy == "eager"
@@ -249,8 +255,14 @@ class StageServer:
         if self._exit is not None or self._failed is not None:
             return
         self._failed = pb.AttendRequest(failed=pb.Failed(why=why or text, work=work))
+        self._tell_rest()
         self._orders.last_words(self._failed)
         self._end(code, text)
+
+    def _tell_rest(self) -> None:
+        """The last lines of the log, if a coordinator listens: the process ends."""
+        for beat in self._watch.rest(self.heartbeat) if self._orders.attends else ():
+            self._orders.report(pb.AttendRequest(heartbeat=beat))
 
     def _end(self, code: int, error: str = "", anew: bool = False) -> None:
         if self._exit is None:
@@ -312,6 +324,7 @@ class StageServer:
         )
 
     def attached(self, announce: Callable[[list[pb.AttendRequest]], None]) -> None:
+        self._watch.attached()
         with self._turn:
             if self._node is not None:
                 self._node.attached(announce, self._available)
@@ -323,7 +336,8 @@ class StageServer:
         self._departure.repeat()
 
     def heartbeat(self) -> pb.Heartbeat:
-        return self._node.attendance.heartbeat() if self._node is not None else pb.Heartbeat()
+        beat = self._node.attendance.heartbeat() if self._node is not None else pb.Heartbeat()
+        return self._watch.added_to(beat) if self._orders.attends else beat
 
     def order(self, order: pb.AttendResponse) -> None:
         body = order.WhichOneof("body")

@@ -17,14 +17,11 @@ from culm.ui.words import moment, money
 
 Spec = dict[str, Any]
 SPLIT_BARS = 24  # nodes with a bar each
-MEANING = {
-    "forward": "forward",
-    "backward": "backward",
-    "redundant": "redundant (for stages it stands by for)",
-    "apply": "apply",
-    "bubble": "bubble (waiting for another node's tensor)",
-    "idle": "idle (waiting for anything else)",
-}
+USES = ("forward", "backward", "redundant", "apply", "bubble", "idle")
+USES_EXPLAINED = (
+    "Redundant: work for stages that it stands by for. Bubble: waiting for another node's tensor. "
+    "Idle: waiting for anything else."
+)
 
 
 def number(field: str, title: str | None, **more: object) -> Spec:
@@ -141,7 +138,7 @@ def curve_alt(curve: Curve, x_title: str, incidents: int) -> str:
     return f"{told}, least {min(values):.4g}, greatest {max(values):.4g}; {incidents} incidents marked"
 
 
-def trend_spec(title: str, form: str, scheme: str, zone: str, nodes: Sequence[str], height: int = 190) -> Spec:
+def trend_spec(title: str, form: str, scheme: str, zone: str, nodes: Sequence[str], height: int = 215) -> Spec:
     """Lines of nodes over time, with the spread around a median, and incidents."""
     x: Spec = {"field": "x", "type": "temporal", "title": f"time ({zone})", "axis": {"format": CLOCK}}
     colours = [palette.RUNS[i % len(palette.RUNS)].on(scheme) for i in range(len(nodes))]
@@ -193,7 +190,7 @@ def split_rows(nodes: Sequence[pb.NodeStatus]) -> list[pb.NodeStatus]:
 
 
 def busy_seconds(node: pb.NodeStatus) -> float:
-    return float(sum(getattr(node.times, use) for use in MEANING))
+    return float(sum(getattr(node.times, use) for use in USES))
 
 
 def bubble_share(node: pb.NodeStatus) -> float:
@@ -206,20 +203,19 @@ def split_columns(nodes: Sequence[pb.NodeStatus]) -> Columns:
     found: Columns = {"node": [], "what": [], "order": [], "share": [], "seconds": []}
     for node in nodes:
         busy = busy_seconds(node)
-        for order, (use, words) in enumerate(MEANING.items()):
+        for order, use in enumerate(USES):
             seconds = getattr(node.times, use)
             if seconds > 0:
-                row = {"node": node.id, "what": words, "order": order, "share": seconds / busy, "seconds": seconds}
+                row = {"node": node.id, "what": use, "order": order, "share": seconds / busy, "seconds": seconds}
                 for column, value in row.items():
                     found[column].append(value)
     return found
 
 
-def split_spec(nodes: Sequence[pb.NodeStatus], scheme: str, narrow: bool = False) -> Spec:
+def split_spec(nodes: Sequence[pb.NodeStatus], scheme: str) -> Spec:
     """A bar for each node: how its compute thread spent its time."""
-    words = list(MEANING.values())
-    colours = [palette.USES[use].on(scheme) for use in MEANING]
-    legend = {"orient": "top", "columns": 2 if narrow else 3, "labelLimit": 320}
+    colours = [palette.USES[use].on(scheme) for use in USES]
+    legend = {"orient": "top", "columns": 3}  # a phone has room for three
     share = number("share", "share of the compute thread's time", axis={"format": "%"}, scale={"domain": [0, 1]})
     return {
         "data": {"name": "split"},
@@ -228,7 +224,7 @@ def split_spec(nodes: Sequence[pb.NodeStatus], scheme: str, narrow: bool = False
         "encoding": {
             "x": {**share, "stack": "zero"},
             "y": name("node", sort=[node.id for node in nodes]),
-            "color": name("what", scale={"domain": words, "range": colours}, legend=legend),
+            "color": name("what", scale={"domain": list(USES), "range": colours}, legend=legend),
             "order": {"field": "order", "type": "quantitative"},
             "tooltip": [name("node"), name("what"), {**share, "format": ".1%"}, number("seconds", "s", format=",.1f")],
         },

@@ -9,11 +9,13 @@ from culm.pipeline.money.kinds import (
     FREQUENT,
     Checkpointed,
     Committed,
+    Dismissed,
     Done,
     Evaluated,
     Failed,
     Fetched,
     Joined,
+    Left,
     Lost,
     Measured,
     Planned,
@@ -23,7 +25,7 @@ from culm.pipeline.money.kinds import (
 )
 from culm.pipeline.money.ledger import USES
 from culm.ui.incidents import Incident, Incidents
-from culm.ui.trends import Sample, Trends
+from culm.ui.trends import Sample, Trends, resources_of
 
 
 def _numbers() -> "array[float]":
@@ -58,6 +60,8 @@ class History:
     evaluated_at: dict[int, float] = field(default_factory=dict)  # unix seconds
     notable: list[Entry] = field(default_factory=list)
     gone: dict[str, float] = field(default_factory=dict)  # nodes lost and not back, and when
+    # (unix seconds, how many nodes take part from then on), whenever one comes or goes.
+    population: list[tuple[float, int]] = field(default_factory=list)
     trends: Trends = field(default_factory=Trends)
     checkpoint: Checkpointed | None = None  # the newest whole one
     begun: float = 0.0  # the first plan, unix seconds; 0: there was none yet
@@ -68,6 +72,7 @@ class History:
     failed: Entry | None = None
     fetched: Entry | None = None
     released: Entry | None = None
+    _here: set[str] = field(default_factory=set)
     _incidents: Incidents = field(default_factory=Incidents)
 
     @property
@@ -88,6 +93,7 @@ class History:
         if not isinstance(event, FREQUENT):
             self.notable.append(entry)
         self._incidents.take(entry)
+        self._count_nodes(entry)
         match event:
             case Committed():
                 self._committed(entry, event)
@@ -108,7 +114,8 @@ class History:
                 self.samples_per_step, self.tokens_per_step = event.samples_per_step, event.tokens_per_step
             case Used():
                 busy = sum(getattr(event, use) for use in USES)
-                sample = Sample(event.incarnation, entry.time, event.bubble, busy, sum(event.sent.values()))
+                sent, seen = sum(event.sent.values()), resources_of(event)
+                sample = Sample(event.incarnation, entry.time, event.bubble, busy, sent, seen)
                 self.trends.take(event.node, sample)
             case Checkpointed():
                 self.checkpoint = event
@@ -120,6 +127,15 @@ class History:
                 self.fetched = entry
             case Released():
                 self.released = entry
+
+    def _count_nodes(self, entry: Entry) -> None:
+        event, before = entry.event, len(self._here)
+        if isinstance(event, Joined):
+            self._here.add(event.node)
+        elif isinstance(event, Lost | Left | Dismissed):
+            self._here.discard(event.node)
+        if len(self._here) != before:
+            self.population.append((entry.time, len(self._here)))
 
     def _forget(self) -> None:
         fresh = History()

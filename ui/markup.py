@@ -3,11 +3,14 @@
 HTML, since a phone and a wide screen need another order of the same figures, and one element costs less than ten.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from html import escape
+from typing import NamedTuple
 
+from culm.ui.look import Firing
 from culm.ui.palette import MEANINGS
-from culm.ui.words import after
+from culm.ui.words import after, span
 
 ACROSS = 8  # figures in one row; more stand in two
 Figure = tuple[str, str, str]  # what, how much, a note
@@ -41,6 +44,38 @@ def alerts(told: Iterable[tuple[str, str]]) -> str:
     """Lines that everybody has to know: (tone, words)."""
     lines = "".join(f'<p class="culm-alert culm-{tone_of(tone)}">{escape(words)}</p>' for tone, words in told)
     return f'<div role="status">{lines}</div>' if lines else ""
+
+
+def firing(each: Iterable[Firing], now: float) -> str:
+    """Alerts that fire: what each is called and how much it matters, what is wrong, and since when."""
+    lines = ""
+    for alert in each:
+        tone = "bad" if alert.severity == "page" else "leaving"
+        words = re.sub(r"`([^`]*)`", r"<code>\1</code>", escape(alert.summary))
+        lines += (
+            f'<li class="culm-alert culm-{tone}">{pill(alert.severity, tone)}<strong>{escape(alert.name)}</strong>'
+            f"<span>{words}</span><span>for {escape(span(max(0.0, now - alert.since)))}</span></li>"
+        )
+    return f'<ul class="culm-firing" aria-label="alerts that fire">{lines}</ul>' if lines else ""
+
+
+class LogRow(NamedTuple):
+    clock: str
+    node: str
+    level: str
+    tone: str
+    said: str
+
+
+def log(rows: Iterable[LogRow], caption: str) -> str:
+    """Log lines in a box of their own, which scrolls."""
+    lines = ""
+    for row in rows:
+        lines += (
+            f'<li class="culm-{tone_of(row.tone)}"><span>{escape(row.clock)}</span><span>{escape(row.node)}</span>'
+            f"<span>{escape(row.level)}</span><span>{escape(row.said)}</span></li>"
+        )
+    return f'<div class="culm-log" tabindex="0" role="region" aria-label="{escape(caption)}"><ol>{lines}</ol></div>'
 
 
 def figures(each: Sequence[Figure]) -> str:

@@ -6,9 +6,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from culm.pipeline.errors import JobError
+from culm.pipeline.messages import resources_to_proto
 from culm.pipeline.money.codec import Entry, Reader, of_lines
 from culm.pipeline.money.kinds import (
     Checkpointed,
@@ -31,8 +33,11 @@ from culm.pipeline.money.kinds import (
 from culm.pipeline.money.ledger import USES, Ledger
 from culm.pipeline.plan_codec import stages_to_proto
 from culm.protos import coordinator_pb2 as pb
+from culm.ui.alert_rules import Pending, evaluate
 from culm.ui.history import History
-from culm.ui.source import Look
+from culm.ui.look import Look
+from culm.ui.source import LogLines
+from culm.ui.trends import resources_of
 
 DEMO = Path(__file__).with_name("demo.jsonl.gz")
 DEMO_COMMITS = 24  # that the demo begins with: there is a curve, and soon the first node is lost
@@ -106,6 +111,8 @@ class Replay:
             setattr(node.times, use, getattr(event, use))
         for peer, count in event.sent.items():
             node.sent_bytes[peer] = count
+        if event.seconds:
+            node.resources.CopyFrom(resources_to_proto(resources_of(event)))
 
     def _planned(self, entry: Entry, event: Planned) -> None:
         status, stages = self._status, event.stages
@@ -163,6 +170,7 @@ class Recorded:
         self._reader = Reader("what the pages show")
         self._first = _beginning(self._events, DEMO_COMMITS if path == DEMO else 1)
         self._replay, self._next = Replay(self._job), 0
+        self._pending: Pending = {}
 
     def look(self) -> Look:
         with self._lock:
@@ -172,10 +180,18 @@ class Recorded:
             at = self._first + (self._clock() - self._begun) * self._speed if self._speed else last
             if at > last + PAUSE * self._speed:
                 self._begun, self._replay, self._next, at = self._clock(), Replay(self._job), 0, self._first
+                self._pending = {}
             while self._next < len(self._events) and self._events[self._next].time <= at:
                 self._reader.read(self._events[self._next], self._replay.take)
                 self._next += 1
-            return self._replay.look(min(at, last), ended=at >= last)
+            look = self._replay.look(min(at, last), ended=at >= last)
+            if look.ended:  # of a run that is past nothing can be mended
+                return look
+            firing, self._pending = evaluate(look, look.at, self._pending)
+            return replace(look, firing=firing)
+
+    def log_lines(self, node: str, level: str) -> LogLines:
+        return LogLines(problem="A recorded run has no log lines: these stay with its coordinator.")
 
     def kill(self, node: str) -> str:
         return "this is a recorded run: it has no nodes to preempt"

@@ -6,8 +6,8 @@ from pathlib import Path
 from culm.pipeline.errors import JobError
 from culm.pipeline.money.codec import Reader
 from culm.ui.curves import Columns, View, binned
+from culm.ui.look import Look
 from culm.ui.recorded import Replay, read_log
-from culm.ui.source import Look
 from culm.ui.standing import standing
 
 SUFFIXES = (".jsonl", ".jsonl.gz")

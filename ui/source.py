@@ -2,20 +2,24 @@
 
 import threading
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import grpc
 
+from culm.pipeline.log_levels import LEVELS
+from culm.pipeline.messages import resources_from_proto
 from culm.pipeline.money.codec import Reader
 from culm.pipeline.money.ledger import USES
 from culm.pipeline.rpc.channel import details
 from culm.pipeline.rpc.tls import open_channel
-from culm.pipeline.text import cleaned
+from culm.pipeline.text import cleaned, natural_order
 from culm.protos import coordinator_pb2 as pb
 from culm.protos.coordinator_pb2_grpc import CoordinatorStub
+from culm.ui.alert_rules import Pending, evaluate
 from culm.ui.history import History
 from culm.ui.kept_logs import KeptLogs
+from culm.ui.look import Look
 from culm.ui.trends import Sample
 
 PATIENCE = 2.0  # seconds that a coordinator has to answer
@@ -24,19 +28,16 @@ FRESH = 0.4  # seconds for which one look serves every page
 READING = 0.8  # seconds that one look reads in the log; a long log takes several looks
 PARTLY = 1.6  # and for which a look serves that read a part of the log
 SILENT = 3.0  # or that got no answer
+LINES = 200  # of logs, in one answer
 
 
-@dataclass(frozen=True, kw_only=True)
-class Look:
-    """The state of the run. ``problem`` says why it may be old; empty: it is not."""
+@dataclass(frozen=True)
+class LogLines:
+    """The newest log lines of nodes, the oldest first; ``nodes``: all of which there are some."""
 
-    status: pb.GetStatusResponse = field(default_factory=pb.GetStatusResponse)
-    cost: pb.GetCostResponse = field(default_factory=pb.GetCostResponse)
-    history: History = field(default_factory=History)
-    at: float = 0.0  # unix seconds
-    problem: str = ""
-    ended: bool = False  # a recorded log is over: nothing more comes
-    reading: int = 0  # events that were read so far of a long log; 0: it is read
+    lines: tuple[pb.KeptLine, ...] = ()
+    nodes: tuple[str, ...] = ()
+    problem: str = ""  # why there are none
 
 
 class Source(Protocol):
@@ -44,6 +45,10 @@ class Source(Protocol):
     still: bool  # nothing will ever change
 
     def look(self) -> Look: ...
+
+    def log_lines(self, node: str, level: str) -> LogLines:
+        """Of this node, or of all; of this level and those above."""
+        ...
 
     def kill(self, node: str) -> str:
         """Kills the node at once, and says what became of that."""
@@ -68,6 +73,7 @@ class Live:
         self._lock = threading.Lock()
         self._look = Look(problem=f"No coordinator answers at {address} yet.")
         self._looked = 0.0
+        self._pending: Pending = {}
         self._reader = Reader("what the pages show")
         self._history = History()
         self._last = BEFORE  # the last event that is in the history
@@ -78,9 +84,14 @@ class Live:
             before = self._look
             serves = SILENT if before.at and before.problem else PARTLY if before.reading else FRESH
             if time.monotonic() - self._looked > serves:
-                self._look = self._ask()
+                self._look = self._watch(self._ask())
                 self._looked = time.monotonic()
             return self._look
+
+    def _watch(self, look: Look) -> Look:
+        """With the alerts that fire."""
+        firing, self._pending = evaluate(look, time.time(), self._pending)
+        return replace(look, firing=firing)
 
     def _ask(self) -> Look:
         before = self._look
@@ -103,7 +114,8 @@ class Live:
         for node in status.nodes:
             busy = sum(getattr(node.times, use) for use in USES)
             if busy > 0:
-                sample = Sample(node.incarnation, at, node.times.bubble, busy, sum(node.sent_bytes.values()))
+                seen = resources_from_proto(node.resources)
+                sample = Sample(node.incarnation, at, node.times.bubble, busy, sum(node.sent_bytes.values()), seen)
                 self._history.trends.take(node.id, sample)
 
     def _read_on(self) -> bool:
@@ -131,6 +143,14 @@ class Live:
     def _events(self, first: int, patience: float = PATIENCE) -> Any:
         """The call, which gives events and can be cancelled."""
         return self._stub.ListEvents(pb.ListEventsRequest(from_sequence=first), timeout=patience)
+
+    def log_lines(self, node: str, level: str) -> LogLines:
+        request = pb.ListLogLinesRequest(node=node, at_least=LEVELS[level], most=LINES)
+        try:
+            answer = cleaned(self._stub.ListLogLines(request, timeout=PATIENCE))
+        except grpc.RpcError as error:
+            return LogLines(problem=f"The coordinator tells no log lines: {details(error)}")
+        return LogLines(tuple(answer.lines), tuple(natural_order(answer.nodes)))
 
     def kill(self, node: str) -> str:
         try:

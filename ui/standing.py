@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from datetime import UTC, tzinfo
 
 from culm.pipeline.epochs import in_words
-from culm.ui.source import Look
+from culm.ui.look import Look
 from culm.ui.words import counted, moment, money, seconds_left, span
 
 EXPOSED_SHOWN = 4  # stages that a warning names

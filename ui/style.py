@@ -27,6 +27,12 @@ CSS = (
 .culm-bar > div { height: 100%; background: var(--tone); }
 .culm-alert { border-left: 3px solid var(--tone); background: var(--culm-surface); padding: 0.35rem 0.7rem;
   margin: 0 0 0.35rem; border-radius: 0 0.3rem 0.3rem 0; overflow-wrap: anywhere; }
+.culm-bar + div, .culm-bar + ul { margin-top: 0.45rem; }
+ul.culm-firing { list-style: none; padding: 0; margin-bottom: 0; margin-left: 0; }
+ul.culm-firing li { display: flex; flex-wrap: wrap; gap: 0.1rem 0.7rem; align-items: baseline; }
+ul.culm-firing li strong { font-weight: 600; }
+ul.culm-firing li > span:last-child { color: var(--culm-muted); font-size: 0.87rem; }
+ul.culm-firing code { background: none; color: inherit; padding: 0; font-size: 0.92em; }
 .culm-note { color: var(--culm-muted); font-size: 0.87rem; margin: 0; overflow-wrap: anywhere; }
 /* Figures. */
 dl.culm-figures { display: grid; grid-template-columns: repeat(var(--across), minmax(0, 1fr)); margin: 0; padding: 0;
@@ -55,6 +61,20 @@ table.culm-table td:last-child { white-space: normal; min-width: 16rem; }
 table.culm-table thead th { color: var(--culm-muted); font-size: 0.82rem; }
 table.culm-table tbody th { font-weight: 600; }
 table.culm-table .culm-number { text-align: right; }
+/* Log lines. */
+.culm-log { display: flex; flex-direction: column-reverse; /* so it stands at its end */
+  max-height: 21rem; overflow-y: auto; border: 1px solid var(--culm-line); border-radius: 0.4rem;
+  background: var(--culm-surface); padding: 0.35rem 0.7rem; }
+.culm-log ol { list-style: none; margin: 0; padding: 0; font-family: "Source Code Pro", ui-monospace, monospace;
+  font-size: 0.82rem; line-height: 1.55; }
+.culm-log li { display: grid; grid-template-columns: 4.6rem minmax(3rem, 8rem) 4.4rem 1fr; gap: 0.7rem; margin: 0;
+  padding: 0; font-size: inherit; }
+.culm-log + .culm-note { margin-top: 0.3rem; }
+.culm-log li > span { overflow-wrap: anywhere; }
+.culm-log li > span:nth-child(1) { color: var(--culm-muted); }
+.culm-log li > span:nth-child(2) { font-weight: 600; }
+.culm-log li > span:nth-child(3) { color: var(--tone); }
+.culm-log li > span:nth-child(4) { white-space: pre-wrap; }
 /* Time lines of incidents. */
 ol.culm-line { list-style: none; margin: 0; padding: 0; }
 ol.culm-line li { display: grid; grid-template-columns: minmax(118px, 190px) 1fr minmax(66px, auto); gap: 0.9rem;
@@ -89,6 +109,8 @@ ol.culm-line li > span:last-child { text-align: right; font-weight: 600; }
   dl.culm-figures b { font-size: 1.15rem; }
   ol.culm-line li { grid-template-columns: 118px 1fr 62px; gap: 0.5rem; font-size: 0.9rem; }
   dl.culm-facts > div { grid-template-columns: 118px 1fr; }
+  .culm-log li { grid-template-columns: auto auto 1fr; gap: 0 0.6rem; padding: 0.15rem 0; }
+  .culm-log li > span:nth-child(4) { grid-column: 1 / -1; }
   .culm-bands .culm-stage { grid-template-columns: 1fr; gap: 0.1rem; }
   .st-key-ring { display: none; }
   .st-key-map { display: flex; }

@@ -1,18 +1,22 @@
-"""What nodes did over time: the share of bubbles and the bytes sent. Pure, and bounded in memory."""
+"""What nodes did and took over time: bubbles, bytes, processors, memory, accelerators. Pure, and bounded in memory."""
 
 # Nodes tell sums since their process started. Two sums give what was between them, however far apart they are. So a
 # sample in the middle may be left out, and nothing is counted wrongly.
 
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from math import isnan, nan
 from statistics import fmean, quantiles
 from typing import NamedTuple, Protocol
 
+from culm.pipeline.money.kinds import Used
+from culm.pipeline.resources import Resources
+
 GAP_SECONDS = 1.5  # between two samples of a node at least
 SAMPLES = 240  # kept of a node; of too many every second one of the older half goes
 NODES = 1_000  # of which samples are kept; who was heard of longest ago goes first
+LEAST_SECONDS = 0.5  # between two looks of a node
 BINS = 60  # of a chart
 LINES = 8  # nodes with a line each; of more, the middle, the spread and the worst
 WORST = 3
@@ -24,6 +28,7 @@ class Sample(NamedTuple):
     bubble: float  # seconds since the process started
     busy: float  # seconds of everything
     sent: int  # bytes
+    took: Resources = Resources()  # as of the node's last look, which may be some seconds older
 
 
 class Point(NamedTuple):
@@ -59,6 +64,22 @@ class Trends:
         """Of each node: (unix seconds, bytes a second)."""
         return self._rates(begin, end, lambda a, b: (b.sent - a.sent) / (b.at - a.at) if b.at > a.at else None)
 
+    def cpu_share(self, begin: float, end: float) -> dict[str, list[tuple[float, float]]]:
+        """Of each node: (unix seconds, share of the processors that it may use). By the node's own clock."""
+        return self._rates(begin, end, _cpu_share)
+
+    def memory_share(self, begin: float, end: float) -> dict[str, list[tuple[float, float]]]:
+        """Of each node: (unix seconds, what it takes of the host memory that it may use)."""
+        return self._rates(begin, end, lambda a, b: _share(b.took.resident_bytes, b.took.memory_bytes))
+
+    def accelerator_share(self, begin: float, end: float) -> dict[str, list[tuple[float, float]]]:
+        """Of each node with one that tells: (unix seconds, share of the time in which it computes)."""
+        return self._rates(begin, end, lambda a, b: b.took.accelerator_busy)
+
+    def accelerator_memory_share(self, begin: float, end: float) -> dict[str, list[tuple[float, float]]]:
+        """Of each node with one: (unix seconds, what is taken of its memory)."""
+        return self._rates(begin, end, lambda a, b: _share(b.took.accelerator_used_bytes, b.took.accelerator_bytes))
+
     def _rates(self, begin: float, end: float, rate: "Rate") -> dict[str, list[tuple[float, float]]]:
         width = max(1.0, (end - begin) / BINS)
         found: dict[str, list[tuple[float, float]]] = {}
@@ -80,6 +101,22 @@ class Trends:
             if points:
                 found[node] = points
         return found
+
+
+def resources_of(event: Used) -> Resources:
+    """What an event of the log says; zeros, where the log is older than that."""
+    return Resources(**{each.name: getattr(event, each.name) for each in fields(Resources)})
+
+
+def _cpu_share(before: Sample, after: Sample) -> float | None:
+    # The log rounds what it says of a look that an open page has seen as well: that is no time between two looks.
+    passed = after.took.seconds - before.took.seconds
+    took = after.took.cpu_seconds - before.took.cpu_seconds
+    return _share(took, passed * after.took.processors) if passed >= LEAST_SECONDS else None
+
+
+def _share(part: float, whole: float) -> float | None:
+    return part / whole if whole > 0 else None
 
 
 class Rate(Protocol):

@@ -27,6 +27,7 @@ import grpc
 from culm.coordinator import cutting, reports
 from culm.coordinator.edges.joining import Joining
 from culm.coordinator.edges.leader import Leader
+from culm.coordinator.edges.node_logs import NodeLogs
 from culm.coordinator.edges.order_stream import OrderStream
 from culm.coordinator.edges.translation import report_of
 from culm.coordinator.report_bounds import join_problem, problem
@@ -49,8 +50,9 @@ MOST_SAID = 500  # characters of a refusal: what came may be long
 class AttendCalls:
     """Serves the Attend streams of all nodes, each in a call of its own."""
 
-    def __init__(self, leader: Leader) -> None:
+    def __init__(self, leader: Leader, logs: NodeLogs) -> None:
         self._leader = leader
+        self._logs = logs
         self._settings = leader.settings
         self._joining = Joining()
         self._job_toml = job_to_toml(leader.settings.job)
@@ -167,6 +169,7 @@ class AttendCalls:
                 report = report_of(stream.node, stream.incarnation, request)
                 if isinstance(report, reports.Heartbeat):
                     self._leader.heard(report)
+                    self._logs.take(stream.node, stream.incarnation, request.heartbeat.log_lines)
                 elif report is not None:
                     self._leader.take(report)
             why = "it ended"

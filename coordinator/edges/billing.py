@@ -12,6 +12,7 @@ from culm.pipeline.errors import JobError
 from culm.pipeline.money import kinds
 from culm.pipeline.money.ledger import USES, Ledger
 from culm.pipeline.money.prices import PriceTable, load_prices
+from culm.pipeline.resources import Resources
 
 log = logging.getLogger("culm.coordinator")
 
@@ -84,7 +85,21 @@ class Billing:
             return
         self._reported[key] = total
         rounded = {use: round(seconds, 3) for use, seconds in times.items()}
-        used = kinds.Used(node=node.node, incarnation=node.incarnation, sent=node.sent_bytes, **rounded)
+        seen = node.resources or Resources()
+        used = kinds.Used(
+            node=node.node,
+            incarnation=node.incarnation,
+            sent=node.sent_bytes,
+            seconds=round(seen.seconds, 3),
+            cpu_seconds=round(seen.cpu_seconds, 3),
+            processors=round(seen.processors, 3),
+            resident_bytes=seen.resident_bytes,
+            memory_bytes=seen.memory_bytes,
+            accelerator_busy=seen.accelerator_busy,
+            accelerator_used_bytes=seen.accelerator_used_bytes,
+            accelerator_bytes=seen.accelerator_bytes,
+            **rounded,
+        )
         busy = sum(times[use] for use in ("forward", "backward", "redundant", "apply"))
         text = f"{node.node} has worked for {busy:.1f} of {total:.1f} s"
         yield Record(used, text)

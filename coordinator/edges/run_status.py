@@ -11,7 +11,7 @@ from culm.coordinator.edges.coordinator_settings import CoordinatorSettings
 from culm.coordinator.edges.event_log import EventLog
 from culm.coordinator.state import Node, Phase, State
 from culm.pipeline.identity_parts import samples_per_epoch
-from culm.pipeline.messages import machine_to_proto, times_to_proto
+from culm.pipeline.messages import machine_to_proto, resources_to_proto, times_to_proto
 from culm.pipeline.plan_codec import pause_to_proto, plan_to_proto
 from culm.protos import coordinator_pb2 as pb
 
@@ -113,6 +113,7 @@ class RunStatus:
                 machine=machine_to_proto(node.machine),
                 price_per_hour=life.per_hour if life is not None else 0.0,
                 spent=life.dollars(wall) if life is not None else 0.0,
+                resources=resources_to_proto(node.resources) if node.resources is not None else None,
             )
         return response
 

@@ -17,6 +17,7 @@ import gc
 import logging
 import signal
 import socket
+import time
 from collections.abc import AsyncIterator, Sequence
 
 import grpc
@@ -27,12 +28,13 @@ from culm.coordinator import reports
 from culm.coordinator.edges.attend_call import AttendCalls
 from culm.coordinator.edges.coordinator_settings import CoordinatorSettings
 from culm.coordinator.edges.leader import Leader
+from culm.coordinator.edges.node_logs import NodeLogs
 from culm.coordinator.edges.operator_calls import OperatorCalls
 from culm.coordinator.edges.redis_store import RedisStore
 from culm.coordinator.edges.run_metrics import RunCollector
 from culm.coordinator.edges.store import LostLease, MemoryStore, Store
 from culm.coordinator.edges.tracking import Tracking, refuse_missing
-from culm.coordinator.report_bounds import drain_problem, kill_problem
+from culm.coordinator.report_bounds import drain_problem, kill_problem, lines_problem
 from culm.coordinator.state import Phase
 from culm.pipeline.log_lines import last_line, speak_as
 from culm.pipeline.places import parse_place
@@ -63,7 +65,8 @@ class Service(CoordinatorServicer):
     def __init__(self, leader: Leader) -> None:
         self._leader = leader
         self._settings = leader.settings
-        self._attendance = AttendCalls(leader)
+        self._logs = NodeLogs(time.time)
+        self._attendance = AttendCalls(leader, self._logs)
         self._operators = OperatorCalls(leader)
 
     async def Attend(  # type: ignore[override]  # noqa: N802
@@ -144,6 +147,13 @@ class Service(CoordinatorServicer):
         self, request: pb.SaveCheckpointRequest, context: grpc.aio.ServicerContext[object, object]
     ) -> pb.SaveCheckpointResponse:
         return await self._operators.save(request, context)
+
+    async def ListLogLines(  # noqa: N802
+        self, request: pb.ListLogLinesRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> pb.ListLogLinesResponse:
+        if wrong := lines_problem(request):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, wrong)
+        return self._logs.answer(request)
 
     async def NoteFetched(  # noqa: N802
         self, request: pb.NoteFetchedRequest, context: grpc.aio.ServicerContext[object, object]

@@ -15,7 +15,7 @@ from culm.coordinator.failures import Work
 from culm.pipeline.audits import Audited
 from culm.pipeline.checkpoints.manifest import File
 from culm.pipeline.layer_bytes import LayerBytes
-from culm.pipeline.messages import identity_from_proto, times_from_proto
+from culm.pipeline.messages import identity_from_proto, resources_from_proto, times_from_proto
 from culm.pipeline.origin import Origin
 from culm.pipeline.plan import Plan
 from culm.pipeline.plan_codec import (
@@ -141,6 +141,7 @@ def report_of(node: str, incarnation: int, request: pb.AttendRequest) -> reports
             sent_bytes=dict(h.sent_bytes),
             bytes_per_second=h.bytes_per_second,
             loading_seconds=h.loading_seconds,
+            resources=resources_from_proto(h.resources) if h.HasField("resources") else None,
         )
     if body == "ready":
         r = request.ready

@@ -8,11 +8,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 
 from culm.engines.engine import find
-from culm.engines.named_cluster import only_one
+from culm.engines.named_cluster import enter, only_one
 from culm.local import clusters
 from culm.pipeline.errors import JobError
+from culm.pipeline.log_levels import LEVELS
 from culm.pipeline.text import closest, plain
 from culm.terminal import flags, interrupts
+from culm.terminal.client import connect
+from culm.terminal.node_lines import NodeLines
 
 POLL_SECONDS = 0.5
 
@@ -21,8 +24,11 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     parser = commands.add_parser(
         "logs",
         help="what the processes of a cluster say",
-        description="Prints the logs of a cluster that culm up started: of all its parts, or of one.",
-        epilog="examples:\n  culm logs\n  culm logs gpt --part coordinator --follow",
+        description="Prints the logs of a cluster that culm up started: of all its parts, or of one. With --node it "
+        "prints the newest lines that a node has told its coordinator, wherever it runs or has run: of a lost node "
+        "too, and of a run that was started by hand.",
+        epilog="examples:\n  culm logs\n  culm logs gpt --part coordinator --follow\n  culm logs gpt --node n3\n"
+        "  culm logs --coordinator 127.0.0.1:7070 --node n3 --level warning",
     )
     parser.add_argument(
         "name",
@@ -35,11 +41,24 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     parser.add_argument("--part", default="", metavar="PART", help="a node's name, coordinator, ...; default: all")
     parser.add_argument("--tail", type=flags.whole(1), metavar="N", help="the last N lines of each; default: all lines")
     parser.add_argument("--follow", action="store_true", help="print new lines as they come, until Ctrl-C")
+    parser.add_argument(
+        "--node", type=flags.optional(flags.name), default="", metavar="NODE", help="the node whose lines are printed"
+    )
+    levels = "with --node: lines of this level and those above; default: info"
+    parser.add_argument("--level", type=flags.one_of(*LEVELS), default="info", metavar="LEVEL", help=levels)
+    where = "with --node: the run's coordinator; default: that of the cluster, else CULM_COORDINATOR"
+    parser.add_argument(
+        "--coordinator", type=flags.optional(flags.address), default="", metavar="HOST:PORT", help=where
+    )
     parser.set_defaults(command=logs)
 
 
 def logs(arguments: argparse.Namespace) -> int:
     interrupts.interrupt()
+    if arguments.node:
+        return _of_a_node(arguments)
+    if arguments.coordinator:
+        raise JobError("a coordinator has the lines of nodes alone", "--coordinator", "name a node with --node")
     name = arguments.name or only_one()
     if not name:
         raise JobError("no cluster is up", "NAME", "name one that was: its logs stay")
@@ -60,6 +79,30 @@ def logs(arguments: argparse.Namespace) -> int:
             time.sleep(POLL_SECONDS)
     except KeyboardInterrupt:
         return 0
+
+
+def _of_a_node(arguments: argparse.Namespace) -> int:
+    """Asks the coordinator, which keeps the newest lines of each node."""
+    if arguments.part:
+        raise JobError("--part and --node name two sources", "--part", "leave one of them out")
+    name = "" if arguments.coordinator else arguments.name or only_one()
+    coordinator = enter(name) if name else arguments.coordinator or flags.address(flags.default_coordinator())
+    channel, stub = connect(coordinator)
+    with channel:
+        lines = NodeLines(stub, coordinator, arguments.node, arguments.level)
+        lines.known()
+        tail = arguments.tail
+        try:
+            while True:
+                for line in lines.new(tail):
+                    print(line)
+                sys.stdout.flush()
+                if not arguments.follow:
+                    return 0
+                tail = None
+                time.sleep(POLL_SECONDS)
+        except KeyboardInterrupt:
+            return 0
 
 
 def _chosen(sources: Mapping[str, Callable[[], Iterator[str]]], part: str) -> Mapping[str, Callable[[], Iterator[str]]]:

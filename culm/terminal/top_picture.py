@@ -23,7 +23,7 @@ from culm.protos import coordinator_pb2 as pb
 from culm.terminal.progress import OTHER, STATE_STYLES, duties_in_words, standbys_in_words
 from culm.terminal.recently import Recently
 from culm.terminal.severity import Severity, severity_of
-from culm.ui.source import Look
+from culm.ui.look import Look
 from culm.ui.words import clock, counted, money, seconds_left, size, span
 
 INCIDENT_SECONDS = 600.0  # for which an event is shown, and a lost node that nobody has replaced

@@ -41,7 +41,7 @@ class Tariff(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Used(Event):
-    """Where the time of a node's compute thread went since it started, and its bytes."""
+    """Where the time of a node's compute thread went since it started, its bytes, and what it takes of its machine."""
 
     kind = "usage"
     node: Node
@@ -53,3 +53,11 @@ class Used(Event):
     bubble: Annotated[float, "seconds of waiting for another stage's tensor"]
     idle: Annotated[float, "seconds with nothing to do"]
     sent: Annotated[Mapping[str, int], "bytes to each peer: a field `sent.PEER` each"] = field(default_factory=dict)
+    seconds: Annotated[float, "seconds from its start to its last look at what follows; 0: it has told nothing"] = 0.0
+    cpu_seconds: Annotated[float, "seconds of processors that it has taken by then"] = 0.0
+    processors: Annotated[float, "processors that it may use"] = 0.0
+    resident_bytes: Annotated[int, "host memory that it takes, in bytes"] = 0
+    memory_bytes: Annotated[int, "host memory that it may use, in bytes"] = 0
+    accelerator_busy: Annotated[float | None, "share of the time in which its accelerator computes, if known"] = None
+    accelerator_used_bytes: Annotated[int, "memory of its accelerator that is taken, in bytes"] = 0
+    accelerator_bytes: Annotated[int, "memory of its accelerator, in bytes; 0: it has none"] = 0

@@ -38,6 +38,7 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
     "/culm.v1.Coordinator/Pause": ("operator",),
     "/culm.v1.Coordinator/Resume": ("operator",),
     "/culm.v1.Coordinator/SaveCheckpoint": ("operator",),
+    "/culm.v1.Coordinator/ListLogLines": ("viewer", "operator"),
     "/culm.v1.Coordinator/GetStatus": ROLES,
     "/culm.v1.Coordinator/ListEvents": ROLES,
     "/culm.v1.Coordinator/GetCost": ROLES,

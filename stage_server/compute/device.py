@@ -201,6 +201,19 @@ def device_for(job: Job) -> Device:
     return CPU if place.type == "cpu" else Cuda(place)
 
 
+def busy_share(device: Device) -> float | None:
+    """The share of the last moments in which the card computed, for whatever process; None where nobody can tell.
+
+    NVIDIA's library tells it, which torch asks by the package nvidia-ml-py.
+    """
+    if device.in_host:
+        return None
+    try:
+        return min(100, max(0, torch.cuda.utilization(device.place))) / 100
+    except Exception:  # no such package, or a card that does not tell; of many kinds, and a chart lacks a line
+        return None
+
+
 def value_here(device: Device, value: Value) -> Value:
     """A value of the host's memory, with its tensors on the device."""
     return value if device.in_host else _moved(value, device.here)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from culm.pipeline.resources import Resources
 from culm.pipeline.times import TimeSplit
 
 
@@ -22,6 +23,7 @@ class Reading:
     outbox: int
     finished: int
     spilled_bytes: int
+    resources: Resources | None = None  # of its process; None: nobody has looked yet
 
 
 class NodeCollector(Collector):
@@ -54,6 +56,25 @@ class NodeCollector(Collector):
         yield _gauge("culm_version", "Steps applied to what the node holds.", node, reading.version)
         yield _gauge("culm_mailbox_tensors", "Tensors received and kept until their commit.", node, reading.mailbox)
         yield _gauge("culm_outbox_tensors", "Tensors produced and kept until their commit.", node, reading.outbox)
+        if reading.resources is not None:
+            yield from _of_resources(node, reading.resources)
+
+
+def _of_resources(node: str, seen: Resources) -> Iterator[Metric]:
+    """Named after the node, where ``process_cpu_seconds_total`` and the like name no node."""
+    cpu = CounterMetricFamily("culm_cpu_seconds", "Processor time of the node's process.", labels=("node",))
+    cpu.add_metric((node,), seen.cpu_seconds)
+    yield cpu
+    yield _gauge("culm_processors", "Processors that the node may use.", node, seen.processors)
+    yield _gauge("culm_resident_bytes", "Host memory that the node's process takes.", node, seen.resident_bytes)
+    yield _gauge("culm_memory_bytes", "Host memory that the node may use.", node, seen.memory_bytes)
+    if seen.accelerator_bytes:
+        used = seen.accelerator_used_bytes
+        yield _gauge("culm_accelerator_used_bytes", "Memory of its accelerator that is taken.", node, used)
+        yield _gauge("culm_accelerator_bytes", "Memory of its accelerator.", node, seen.accelerator_bytes)
+    if seen.accelerator_busy is not None:
+        busy = seen.accelerator_busy
+        yield _gauge("culm_accelerator_busy_ratio", "Share of the time in which it computes.", node, busy)
 
 
 def _by_peer(name: str, text: str, node: str, counts: Mapping[str, int]) -> Metric:
@@ -63,7 +84,7 @@ def _by_peer(name: str, text: str, node: str, counts: Mapping[str, int]) -> Metr
     return family
 
 
-def _gauge(name: str, text: str, node: str, value: int) -> Metric:
+def _gauge(name: str, text: str, node: str, value: float) -> Metric:
     family = GaugeMetricFamily(name, text, labels=("node",))
     family.add_metric((node,), value)
     return family

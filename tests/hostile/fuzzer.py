@@ -109,6 +109,8 @@ def reports() -> list[pb.AttendRequest]:
         pb.AttendRequest(available=pb.Available(layer_parameters=counts, fingerprint="x", plan=plan, layers=[0])),
         pb.AttendRequest(available=pb.Available(layer_parameters=counts, last_commit=pb.Commit(step=1), version=2)),
         pb.AttendRequest(heartbeat=pb.Heartbeat(times=pb.TimeSplit(forward=1.0), instruction="0F0")),
+        pb.AttendRequest(heartbeat=pb.Heartbeat(resources=pb.Resources(seconds=1.0, accelerator_busy=0.5))),
+        pb.AttendRequest(heartbeat=pb.Heartbeat(log_lines=[pb.LogLine(number=1, time=1.0, text="joined")])),
         pb.AttendRequest(ready=pb.Ready(era=era, squared_norms=[1.0], tallies=[1.0] * 4)),
         pb.AttendRequest(resumed=pb.Resumed(generation=1)),
         pb.AttendRequest(peer_lost=pb.PeerLost(node="n9", incarnation=1, why="it broke")),

@@ -63,3 +63,23 @@ def test_what_cannot_be_done_is_refused_with_the_mend() -> None:
         assert "1970-01-01 00:00:01 UTC has passed" in await refused(late)
 
     run(scenario)
+
+
+def test_what_nodes_tell_beside_their_work_can_be_asked_for() -> None:
+    async def scenario(running: Cluster) -> None:
+        n0, n1 = await running.pair()
+        took = pb.Resources(seconds=5.0, cpu_seconds=2.5, processors=2.0, resident_bytes=7, memory_bytes=9)
+        line = pb.LogLine(number=1, time=1e9, level=pb.LOG_LEVEL_WARNING, logger="culm.node", text="slow\x1b[31m")
+        await n0.say(heartbeat=pb.Heartbeat(resources=took, log_lines=[line]))
+        await n0.say(heartbeat=pb.Heartbeat(instruction="0F1"))
+        await n1.say(heartbeat=pb.Heartbeat(instruction="1F1"))  # as a node of before
+        status = await running.until(lambda s: s.nodes[0].instruction == "0F1" and s.nodes[1].instruction == "1F1")
+        assert status.nodes[0].resources == took, "what was told last stays"
+        assert not status.nodes[1].HasField("resources")
+        answer = await running.stub.ListLogLines(pb.ListLogLinesRequest(node="n0"))
+        assert [(kept.node, kept.incarnation, kept.line.text) for kept in answer.lines] == [("n0", 1, "slow")]
+        assert list(answer.nodes) == ["n0"]
+        bad = running.stub.ListLogLines(pb.ListLogLinesRequest(node="[red]"))
+        assert "the node is '[red]', which is not a valid name" in await refused(bad)
+
+    run(scenario)

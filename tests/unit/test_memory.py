@@ -19,7 +19,8 @@ from culm.pipeline.plan import Stages
 from culm.pipeline.user_code.model import ModelSource
 from culm.stage_server.compute.device import CPU
 from culm.stage_server.compute.footprint import footprint
-from culm.stage_server.watching.memory import cgroup_limits, memory_bytes
+from culm.stage_server.watching.control_groups import memory_limits, processor_limits
+from culm.stage_server.watching.memory import memory_bytes
 from tests.hostile.job_files import job_text
 from tests.integration.wide_embedding import WIDTH, WORDS
 from tests.unit.test_repartition import CALM
@@ -196,12 +197,30 @@ def test_the_smallest_limit_around_a_process_counts(tmp_path: Path) -> None:
         folder = tmp_path / "sys/fs/cgroup" / group
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "memory.max").write_text(f"{limit}\n")
-    assert list(cgroup_limits(tmp_path)) == [4000]
+    assert list(memory_limits(tmp_path)) == [4000]
     (tmp_path / "proc/self/cgroup").write_text("7:memory:/docker/abc\n")
     (tmp_path / "sys/fs/cgroup/memory").mkdir()
     (tmp_path / "sys/fs/cgroup/memory/memory.limit_in_bytes").write_text("5000\n")
-    assert list(cgroup_limits(tmp_path)) == [5000], "a container sees its own group at the top"
-    assert list(cgroup_limits(tmp_path / "nowhere")) == []
+    assert list(memory_limits(tmp_path)) == [5000], "a container sees its own group at the top"
+    assert list(memory_limits(tmp_path / "nowhere")) == []
+
+
+def test_a_part_of_a_processor_counts(tmp_path: Path) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/machine/job\n")
+    for group, quota in (("machine/job", "150000 100000"), ("machine", "max 100000")):
+        folder = tmp_path / "sys/fs/cgroup" / group
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "cpu.max").write_text(f"{quota}\n")
+    assert list(processor_limits(tmp_path)) == [1.5]
+    (tmp_path / "proc/self/cgroup").write_text("2:cpu,cpuacct:/docker/abc\n3:cpuset:/x\n")
+    first = tmp_path / "sys/fs/cgroup/cpu"
+    first.mkdir()
+    (first / "cpu.cfs_quota_us").write_text("50000\n")
+    (first / "cpu.cfs_period_us").write_text("100000\n")
+    assert list(processor_limits(tmp_path)) == [0.5]
+    (first / "cpu.cfs_quota_us").write_text("-1\n")
+    assert list(processor_limits(tmp_path)) == []
 
 
 def test_what_the_operator_says_counts() -> None:

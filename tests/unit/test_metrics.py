@@ -8,6 +8,7 @@ import socket
 import subprocess
 import urllib.request
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from culm.__main__ import MODULES
 from culm.coordinator.edges.run_metrics import RunCollector
+from culm.pipeline.resources import Resources
 from culm.pipeline.rpc.exposition import Exposition, parse_listen
 from culm.pipeline.times import TimeSplit
 from culm.protos import coordinator_pb2 as pb
@@ -35,6 +37,16 @@ READING = Reading(
     outbox=6,
     finished=84,
     spilled_bytes=9,
+)
+
+OF_RESOURCES = (
+    "culm_cpu_seconds_total",
+    "culm_processors",
+    "culm_resident_bytes",
+    "culm_memory_bytes",
+    "culm_accelerator_busy_ratio",
+    "culm_accelerator_used_bytes",
+    "culm_accelerator_bytes",
 )
 
 
@@ -64,6 +76,40 @@ def test_a_node_tells_what_it_was_doing() -> None:
         ("culm_mailbox_tensors", "n0"): 5,
         ("culm_outbox_tensors", "n0"): 6,
     }
+
+
+RESOURCES = Resources(
+    seconds=10.0,
+    cpu_seconds=5.0,
+    processors=2.0,
+    resident_bytes=100,
+    memory_bytes=400,
+    accelerator_busy=0.75,
+    accelerator_used_bytes=30,
+    accelerator_bytes=40,
+)
+
+
+def test_a_node_tells_what_its_process_takes() -> None:
+    registry = CollectorRegistry()
+    registry.register(NodeCollector(lambda: replace(READING, resources=RESOURCES)))
+    told = samples(registry)
+    assert {name: told[name, "n0"] for name, *_ in told if (name, "n0") in told and name in OF_RESOURCES} == {
+        "culm_cpu_seconds_total": 5.0,
+        "culm_processors": 2.0,
+        "culm_resident_bytes": 100,
+        "culm_memory_bytes": 400,
+        "culm_accelerator_busy_ratio": 0.75,
+        "culm_accelerator_used_bytes": 30,
+        "culm_accelerator_bytes": 40,
+    }
+
+
+def test_a_node_without_an_accelerator_tells_of_none() -> None:
+    registry = CollectorRegistry()
+    seen = Resources(cpu_seconds=5.0)
+    registry.register(NodeCollector(lambda: replace(READING, resources=seen)))
+    assert not [name for name, *_ in samples(registry) if "accelerator" in name]
 
 
 def test_a_node_that_has_no_job_yet_tells_nothing() -> None:
@@ -127,7 +173,7 @@ def of_the_run() -> set[str]:
 
 def of_a_node() -> set[str]:
     registry = CollectorRegistry()
-    registry.register(NodeCollector(lambda: READING))
+    registry.register(NodeCollector(lambda: replace(READING, resources=RESOURCES)))
     return {name for name, *_ in samples(registry)}
 
 

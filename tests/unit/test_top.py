@@ -11,7 +11,7 @@ from culm.protos import coordinator_pb2 as pb
 from culm.terminal.recently import Recently
 from culm.terminal.top_picture import picture
 from culm.ui.history import History
-from culm.ui.source import Look
+from culm.ui.look import Look
 from tests.unit.test_ui_history import START, a_run_with_a_lost_node, event
 
 NOW = START + 8.0

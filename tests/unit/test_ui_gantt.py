@@ -92,7 +92,7 @@ def test_a_recording_has_no_timetable() -> None:
 LIVE = """
 from culm.pipeline.text import plain
 from culm.protos import coordinator_pb2 as pb
-from culm.ui.source import Look
+from culm.ui.look import Look
 from culm.ui.screens import timetable
 
 class Somebody:

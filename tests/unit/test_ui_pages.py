@@ -139,6 +139,38 @@ def test_the_nodes_are_those_that_are_there(log: Path) -> None:
     assert [(row["node"], row["stages"]) for row in after] == [("n1", "0, 1"), ("n2", "")]
 
 
+def used(number: int, at: float, node: str) -> Any:
+    """Half of two processors, a quarter of the memory."""
+    split = dict.fromkeys(("forward", "backward", "redundant", "apply", "idle"), at / 10) | {"bubble": at / 2}
+    took = {"seconds": at, "cpu_seconds": at, "processors": 2.0, "resident_bytes": 1 << 30, "memory_bytes": 1 << 32}
+    return event(number, at, "usage", 5, node=node, incarnation=2, **split, **took)
+
+
+def test_what_nodes_take_is_charted(log: Path) -> None:
+    add(log, *(used(20 + i, 9.0 + i, "n1") for i in range(8)))
+    app = page("nodes", log, 20.0)
+    told = words(app)
+    for title in ("CPU: share of the processors that it may use", "memory: share of what it may use", "bubbles"):
+        assert title in told
+    assert "accelerator" not in told
+    assert "50%" in told
+    row = next(row for row in app.dataframe[0].value.to_dict("records") if row["node"] == "n1")
+    assert row["memory"] == "1.1 GB of 4.3 GB"
+
+
+def test_a_recorded_run_says_that_it_has_no_log_lines(log: Path) -> None:
+    assert "A recorded run has no log lines" in words(page("nodes", log))
+
+
+def test_alerts_that_fire_stand_on_every_page(log: Path) -> None:
+    add(log, event(20, 9.6, "rollback", 2, step=2, era=1), event(21, 30.0, "warned", 2, node="n1"))
+    for name in ("overview", "nodes"):
+        told = words(page(name, log, 20.0))
+        assert "CulmRolledBack" in told
+        assert "Spread the nodes over more zones." in told
+    assert "CulmRolledBack" not in words(page("overview", log, 40.0)), "the recording is over"
+
+
 def test_no_cell_of_a_table_is_none(log: Path) -> None:
     for name in ("incidents", "nodes", "cost", "events"):
         for table in page(name, log).dataframe:

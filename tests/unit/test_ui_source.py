@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -26,6 +27,7 @@ class Coordinator(CoordinatorServicer):
 
     events: Events = field(default_factory=list)
     asked: list[int] = field(default_factory=list)  # from which number
+    lines: Any = None  # what answers for log lines; None: as a coordinator that knows none
 
     def GetStatus(  # noqa: N802
         self, request: pb.GetStatusRequest, context: grpc.ServicerContext
@@ -37,6 +39,14 @@ class Coordinator(CoordinatorServicer):
     ) -> Iterator[pb.ListEventsResponse]:
         self.asked.append(request.from_sequence)
         yield from [event for event in self.events if event.sequence >= request.from_sequence]
+
+    def ListLogLines(  # noqa: N802
+        self, request: pb.ListLogLinesRequest, context: grpc.ServicerContext
+    ) -> pb.ListLogLinesResponse:
+        if self.lines is None:
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+        answer: pb.ListLogLinesResponse = self.lines(request, context)
+        return answer
 
     def GetCost(self, request: pb.GetCostRequest, context: grpc.ServicerContext) -> pb.GetCostResponse:  # noqa: N802
         return pb.GetCostResponse(done=any(event.kind == "done" for event in self.events))
@@ -141,3 +151,21 @@ def test_the_log_of_a_run_that_has_ended_is_kept_once(dashboard: Dashboard, tmp_
     written = file.stat().st_mtime_ns
     dashboard.shows(whole)
     assert [path.stat().st_mtime_ns for path in tmp_path.iterdir()] == [written]
+
+
+def test_log_lines_of_a_coordinator_and_of_an_older_one(dashboard: Dashboard) -> None:
+    found = dashboard.live.log_lines("", "info")
+    assert found.lines == ()
+    assert found.problem.startswith("The coordinator tells no log lines: ")
+    kept = pb.KeptLine(sequence=1, node="n0", line=pb.LogLine(number=1, text="a\x1b[31mb"))
+    asked: list[pb.ListLogLinesRequest] = []
+
+    def answer(request: pb.ListLogLinesRequest, context: grpc.ServicerContext) -> pb.ListLogLinesResponse:
+        asked.append(request)
+        return pb.ListLogLinesResponse(lines=[kept], newest=1, nodes=["n10", "n2"])
+
+    dashboard.coordinator.lines = answer
+    found = dashboard.live.log_lines("n0", "warning")
+    assert [line.line.text for line in found.lines] == ["ab"]
+    assert found.nodes == ("n2", "n10")
+    assert (asked[0].node, asked[0].at_least) == ("n0", pb.LOG_LEVEL_WARNING)

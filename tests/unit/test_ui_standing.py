@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from culm.pipeline.money.codec import of_message
 from culm.protos import coordinator_pb2 as pb
+from culm.ui.look import Look
 from culm.ui.recorded import Replay
-from culm.ui.source import Look
 from culm.ui.standing import alerts, is_done, is_over, result, standing
 from tests.unit.test_ui_history import START, a_run_with_a_lost_node, event
 

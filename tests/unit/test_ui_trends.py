@@ -1,9 +1,11 @@
 """What nodes did over time, from the sums that they tell."""
 
 from math import isnan
+from typing import Any
 
 import pytest
 
+from culm.pipeline.resources import Resources
 from culm.ui.trends import BINS, LINES, SAMPLES, Sample, Trends, lines, told
 
 
@@ -58,3 +60,50 @@ def test_few_nodes_have_a_line_each_and_many_a_middle() -> None:
 
 def test_nothing_told_is_nothing_drawn() -> None:
     assert lines(Trends().bubble_share(0.0, 1.0), 0.0, 1.0) == []
+
+
+def looked(seconds: float, cpu: float, resident: int = 250, **more: Any) -> Resources:
+    return Resources(
+        seconds=seconds, cpu_seconds=cpu, processors=2.0, resident_bytes=resident, memory_bytes=1000, **more
+    )
+
+
+def test_a_share_of_processors_is_by_the_nodes_own_clock() -> None:
+    """A node looks every 5 s, and samples come every 2 s: between two looks nothing is told."""
+    trends = Trends()
+    for i in range(50):
+        at = 2.0 * i
+        seen = at - at % 5.0
+        trends.take("n0", Sample(1, 1000.0 + at, 0.0, at, 0, looked(seen, 1.5 * seen)))
+    shares = trends.cpu_share(1000.0, 1100.0)["n0"]
+    assert len(shares) > 10
+    assert {round(share, 6) for _, share in shares} == {0.75}
+
+
+def test_one_look_that_the_log_tells_rounded_is_no_time_without_work() -> None:
+    trends = Trends()
+    for i, (seconds, cpu) in enumerate(((5.0, 5.0), (10.0004, 10.0004), (10.001, 10.0), (15.0, 15.0))):
+        trends.take("n0", Sample(1, 1000.0 + 5 * i, 0.0, i, 0, looked(seconds, cpu)))
+    assert {round(share, 2) for _, share in trends.cpu_share(1000.0, 1020.0)["n0"]} == {0.5}
+
+
+def test_memory_is_what_was_there_at_the_last_look() -> None:
+    trends = Trends()
+    for i in range(4):
+        trends.take("n0", Sample(1, 1000.0 + 10 * i, 0.0, i, 0, looked(10.0 * i, 0.0, 100 * (i + 1))))
+    assert [share for _, share in trends.memory_share(1000.0, 1040.0)["n0"]] == [0.2, 0.3, 0.4]
+
+
+def test_who_has_no_accelerator_has_no_line() -> None:
+    trends = Trends()
+    for i in range(4):
+        busy = looked(10.0 * i, 0.0, accelerator_busy=0.5, accelerator_used_bytes=30, accelerator_bytes=40)
+        trends.take("n0", Sample(1, 1000.0 + 10 * i, 0.0, i, 0, busy))
+        silent = looked(10.0 * i, 0.0, accelerator_used_bytes=10, accelerator_bytes=40)
+        trends.take("n1", Sample(1, 1000.0 + 10 * i, 0.0, i, 0, silent))
+        trends.take("n2", Sample(1, 1000.0 + 10 * i, 0.0, i, 0, looked(10.0 * i, 0.0)))
+        trends.take("n3", Sample(1, 1000.0 + 10 * i, 0.0, i, 0))
+    assert set(trends.accelerator_share(1000.0, 1040.0)) == {"n0"}
+    memory = trends.accelerator_memory_share(1000.0, 1040.0)
+    assert {name: points[-1][1] for name, points in memory.items()} == {"n0": 0.75, "n1": 0.25}
+    assert set(trends.cpu_share(1000.0, 1040.0)) == {"n0", "n1", "n2"}, "an older node tells nothing"

@@ -7,6 +7,7 @@ import streamlit as st
 from culm.protos import coordinator_pb2 as pb
 from culm.ui import markup, palette
 from culm.ui.charts import bar_columns, bar_spec
+from culm.ui.look import Look
 from culm.ui.screens.widgets import (
     CHART_SECONDS,
     TABLE_SECONDS,
@@ -20,7 +21,7 @@ from culm.ui.screens.widgets import (
     zone,
     zone_note,
 )
-from culm.ui.source import Look, Source
+from culm.ui.source import Source
 from culm.ui.words import clock, moment, money, size, span
 
 NAMED = 6  # nodes without a price that a warning names

@@ -9,9 +9,11 @@ from culm.pipeline.money.codec import Entry
 from culm.ui import markup
 from culm.ui.curves import View
 from culm.ui.incidents import Incident
+from culm.ui.look import Look
+from culm.ui.screens import log_lines
 from culm.ui.screens.overview import draw_curves
 from culm.ui.screens.widgets import TABLE_SECONDS, TEXT_SECONDS, height_of, panel, show_banner, zone, zone_note
-from culm.ui.source import Look, Source
+from culm.ui.source import Source
 from culm.ui.words import after, clock, milliseconds, moment, money, span
 
 TONES = {"lost": "bad", "stall": "bad", "handover": "leaving", "rollback": "apart", "coordinator": "apart"}
@@ -144,6 +146,7 @@ def detail(source: Source) -> None:
     with right:
         st.html(markup.facts(facts(incident, look, here)))
     draw_around(look, incident)
+    log_lines.of_the_lost(source, incident)
     st.html(markup.table([story(entry, incident, here) for entry in incident.story], "What the log says of it"))
     st.html(markup.note(f"{EXPLAINED} {zone_note(look)}"))
 

@@ -1,4 +1,4 @@
-"""Every node: what it does, what it costs, where its time goes, and how that was before."""
+"""Every node: what it does, takes and costs, how that was before, and what its log says."""
 
 from collections.abc import Collection
 
@@ -6,34 +6,24 @@ import streamlit as st
 
 from culm.protos import coordinator_pb2 as pb
 from culm.ui import markup
-from culm.ui.charts import (
-    SPLIT_BARS,
-    bubble_share,
-    busy_seconds,
-    split_columns,
-    split_rows,
-    split_spec,
-    trend_data,
-    trend_spec,
-)
-from culm.ui.curves import RANGES, since_of
+from culm.ui.charts import bubble_share, busy_seconds
+from culm.ui.curves import RANGES
+from culm.ui.look import Look
+from culm.ui.node_order import in_order
+from culm.ui.screens import log_lines
+from culm.ui.screens.node_charts import charts
 from culm.ui.screens.widgets import (
     CHART_SECONDS,
     TABLE_SECONDS,
     TEXT_SECONDS,
-    chart,
     height_of,
     panel,
     preempt,
-    scheme,
     show_banner,
-    zone,
-    zone_note,
 )
-from culm.ui.source import Look, Source
+from culm.ui.source import Source
 from culm.ui.standing import is_over
-from culm.ui.trends import LINES, lines
-from culm.ui.words import counted, money, size, zone_in_words
+from culm.ui.words import counted, money, size
 
 
 def show(source: Source) -> None:
@@ -44,6 +34,7 @@ def show(source: Source) -> None:
     panel(listing, source, TABLE_SECONDS)
     preempt(source)
     panel(charts, source, CHART_SECONDS)
+    log_lines.choose(source)
 
 
 def listing(source: Source) -> None:
@@ -64,12 +55,6 @@ def listing(source: Source) -> None:
         column_config={"bubble": st.column_config.ProgressColumn(format="percent", min_value=0.0, max_value=1.0)},
         alt="The nodes",
     )
-
-
-def in_order(node: pb.NodeStatus) -> tuple[str, int, str]:
-    """By name, a number in it as a number."""
-    digits = node.id[len(node.id.rstrip("0123456789")) :]
-    return (node.id.removesuffix(digits) if digits else node.id, int(digits or 0), node.id)
 
 
 def containing(rows: list[dict[str, object]], words: str) -> list[dict[str, object]]:
@@ -96,6 +81,7 @@ def row(node: pb.NodeStatus, look: Look) -> dict[str, object]:
         "stands by for": ", ".join(map(str, node.standby_of)),
         "runs now": node.instruction,
         "bubble": bubble_share(node) if busy_seconds(node) else 0.0,
+        "memory": memory(node.resources),
         "sent": size(sum(node.sent_bytes.values())),
         "machine": " ".join(filter(None, (machine.provider, machine.instance_type, machine.market))),
         "zone": node.zone,
@@ -106,42 +92,6 @@ def row(node: pb.NodeStatus, look: Look) -> dict[str, object]:
     }
 
 
-def charts(source: Source) -> None:
-    look = source.look()
-    if not look.history.begun:
-        return
-    here, end = zone(), look.history.last if source.still else look.at
-    begin = max(since_of(look.history, st.session_state.get("last") or "all", end), look.history.begun)
-    incidents = [i for i in look.history.incidents if i.time >= begin]
-    for column, (name, words, form, series) in zip(
-        st.columns(2),
-        (
-            (
-                "bubble",
-                "bubbles: share of the compute thread's time",
-                "%",
-                look.history.trends.bubble_share(begin, end),
-            ),
-            ("sent", "sent: bytes a second", "~s", look.history.trends.sent_per_second(begin, end)),
-        ),
-        strict=True,
-    ):
-        points = lines(series, begin, end)
-        if not points:
-            continue
-        names = list(dict.fromkeys(p.name for p in points))
-        with column:
-            st.html(markup.chart_title(words, ""))
-            spec = trend_spec("", form, scheme(), zone_in_words(here, end), names)
-            alt = f"{words}, over time, of {', '.join(names)}; {len(incidents)} incidents marked"
-            chart(spec, trend_data(points, incidents, here), alt, f"trend-{name}")
-    if len(look.status.nodes) > LINES:
-        many = f"Of more than {LINES} nodes: the median, the band in which nine of ten lie, and the highest three."
-        st.html(markup.note(many))
-    nodes = split_rows(sorted(look.status.nodes, key=in_order))
-    if nodes:
-        few = f", the {SPLIT_BARS} with the most bubbles" if len(look.status.nodes) > SPLIT_BARS else ""
-        st.html(markup.chart_title(f"where the time goes{few}", "since each process started"))
-        alt = "; ".join(f"{node.id}: {bubble_share(node):.0%} bubbles" for node in nodes)
-        chart(split_spec(nodes, scheme()), {"split": split_columns(nodes)}, alt, "split")
-    st.html(markup.note(zone_note(look)))
+def memory(took: pb.Resources) -> str:
+    """What its process takes of the host's memory, and of how much."""
+    return f"{size(took.resident_bytes)} of {size(took.memory_bytes)}" if took.memory_bytes else "–"

@@ -8,6 +8,7 @@ from culm.ui import markup
 from culm.ui.charts import curve_alt, curve_data, curve_spec
 from culm.ui.curves import AXES, RANGES, Curve, View, axis_title, curves, marks, since_of
 from culm.ui.incidents import Incident
+from culm.ui.look import Look
 from culm.ui.screens.widgets import (
     CHART_SECONDS,
     TEXT_SECONDS,
@@ -19,7 +20,7 @@ from culm.ui.screens.widgets import (
     zone,
     zone_note,
 )
-from culm.ui.source import Look, Source
+from culm.ui.source import Source
 from culm.ui.standing import is_over, result
 from culm.ui.words import counted, money, zone_in_words
 

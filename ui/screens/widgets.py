@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import tzinfo
 from typing import Any, Literal
@@ -12,7 +13,8 @@ import streamlit as st
 from culm.ui import markup
 from culm.ui.charts import Spec
 from culm.ui.curves import Columns
-from culm.ui.source import Look, Source
+from culm.ui.look import Look
+from culm.ui.source import Source
 from culm.ui.standing import alerts, is_over, standing
 from culm.ui.words import literal, money, zone_in_words, zone_of
 
@@ -79,7 +81,13 @@ def zone() -> tzinfo:
 def banner(look: Look) -> None:
     """How the run stands, in one line, and what everybody has to know first."""
     now = standing(look)
-    st.html(markup.head(now.word, now.tone, now.name, now.told, now.share) + markup.alerts(alerts(look)))
+    head = markup.head(now.word, now.tone, now.name, now.told, now.share)
+    st.html(head + markup.alerts(alerts(look)) + markup.firing(look.firing, moment_of(look)))
+
+
+def moment_of(look: Look) -> float:
+    """Unix seconds: now, or as of when a recording shows; a coordinator that is away has told nothing since."""
+    return time.time() if look.problem else look.at
 
 
 def show_banner(source: Source) -> None:

@@ -1,0 +1,17 @@
+"""What a node's process takes of its machine, and what it may take: a value that goes from a node to who looks."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
+    """One look at a process (Resources in coordinator.proto). Sums count from its start: two give what was between."""
+
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0  # of all its threads
+    processors: float = 0.0  # that it may use
+    resident_bytes: int = 0
+    memory_bytes: int = 0  # of the host's memory, that it may use
+    accelerator_busy: float | None = None  # share of the last moments; None: there is no accelerator, or nobody knows
+    accelerator_used_bytes: int = 0  # by whatever process
+    accelerator_bytes: int = 0  # 0: there is no accelerator
