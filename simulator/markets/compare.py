@@ -11,8 +11,11 @@ from culm.simulator.markets.job_profile import Cluster, of_published
 from culm.simulator.markets.other_systems import RULES, Peer, on_demand
 from culm.simulator.markets.run_setup import Choice
 from culm.simulator.markets.trace import Change, at_most
-from culm.simulator.markets.workload import Published
+from culm.simulator.markets.workload import Published, fitted
 
+# Of a step in Culm's grid: 12 can be divided by the number of replicas where that is 2, 3, 4 or 6. ``benchmarks.assumed``
+# shows what other numbers do.
+PIPELINES = 12
 REDUNDANCIES = ("off", "lazy", "eager", "auto")
 # Between two of Culm's checkpoints: pipeline/money/prices.toml has the same for the restart that it compares with.
 CHECKPOINT_SECONDS = 600.0
@@ -28,22 +31,28 @@ def rows(changes: Sequence[Change], work: Published, seconds: float, cluster: Cl
         yield Bamboo(wanted, work, charges, cluster.per_hour).run(seconds)
     for redundancy in REDUNDANCIES:
         yield culm(changes, work, cluster, redundancy).run(seconds)
-    pipelines = max(work.step_seconds)
-    yield culm(changes, work, cluster, "lazy", pipelines).run(seconds, f"culm, lazy, {pipelines} pipelines")
+    yield culm(changes, work, cluster, "lazy", grid_pipelines(work)).run(seconds, "culm, grid")
 
 
 def culm(changes: Sequence[Change], work: Published, cluster: Cluster, redundancy: str, pipelines: int = 1) -> CulmRun:
     """One pipeline has as many stages as there are nodes and layers, and two spares.
 
-    Several run on all machines that the others ask for, and on no more stages than leave a replica to each.
+    Several run on all machines that the others ask for. Their shape and the number of copies are the coordinator's.
     """
-    profile, machines = of_published(work, pipelines=pipelines), 0
-    if pipelines > 1:
-        machines = work.machines
-        profile = replace(profile, most_stages=machines // pipelines)
-    length = profile.least_step_seconds(pipelines) + cluster.commit_seconds
-    choice = Choice(redundancy=redundancy, machines=machines, checkpoint_steps=round(CHECKPOINT_SECONDS / length))
+    profile = of_published(work, pipelines)
+    if pipelines == 1:
+        length = profile.least_step_seconds() + cluster.commit_seconds
+        choice = Choice(redundancy=redundancy, checkpoint_steps=round(CHECKPOINT_SECONDS / length))
+    else:
+        steps = round(CHECKPOINT_SECONDS / min(work.step_seconds.values()))
+        choice = Choice(redundancy=redundancy, machines=work.machines, checkpoint_steps=steps, chooses_copies=True)
     return CulmRun(changes, profile, cluster, choice)
+
+
+def grid_pipelines(work: Published, most: int = PIPELINES) -> int:
+    """Into how many pipelines of equal microbatches Culm divides a published step: the most, up to ``most``."""
+    microbatches = fitted(work).microbatches
+    return next(count for count in range(most, 0, -1) if microbatches % count == 0)
 
 
 def as_json(found: Sequence[Row]) -> list[dict[str, Any]]:

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
+from culm.coordinator.gradient_bytes import most_sent
 from culm.coordinator.step_cost import Situation, step_cost
-from culm.pipeline.plan import StagePlan, Stages
+from culm.pipeline.plan import Stages
 from culm.pipeline.times import TimeSplit
 
 # Nodes of a grid run whatever has its input (``culm.pipeline.choice``), so no timetable tells when. The coordinator
@@ -14,8 +15,9 @@ from culm.pipeline.times import TimeSplit
 # Here layers cost measured seconds in place of parameters. Two things are added that the coordinator leaves out:
 #
 #     hops    of one microbatch there and back, over each boundary that some pipeline crosses between two nodes
-#     sum     after the last backward the parameter gradients of a stage go to their reducers and back: of R owners each
-#             sends and receives 2 (R - 1) / R of the stage. Nothing of it is taken to overlap with backwards.
+#     sum     after the last backward parameter gradients go to the reducers that the plan names, and from there to all
+#             holders: what the node sends that sends most, on its link (``gradient_bytes``). Of R owners each sends
+#             2 (R - 1) / R of the stage. Nothing of it is taken to overlap with backwards.
 #
 # When owners are lost, all nodes are taken to be equally far: a share g of their work is done.
 #
@@ -26,11 +28,10 @@ from culm.pipeline.times import TimeSplit
 
 
 class StageSeconds(NamedTuple):
-    """Of a microbatch's forward and backward, and of the whole stage's parameter gradients on a link."""
+    """Of a microbatch's forward and backward."""
 
     forward: float
     backward: float
-    sending: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +43,8 @@ class GridWork:
     pipelines: int
     microbatches: int
     hop: float = 0.0
+    parameters: tuple[float, ...] = ()  # of each layer
+    bytes_per_second: float = float("inf")  # of a link
 
     def computing(self, stages: Stages) -> float:
         """The estimate by which the coordinator compares shapes."""
@@ -65,12 +68,11 @@ class GridWork:
         return 2 * crossed * self.hop
 
     def summing(self, stages: Stages) -> float:
-        """From the last backward to the sum over all owners."""
-        return max(self._sum_of(stage, seconds) for stage, seconds in zip(stages, self.stages, strict=True))
-
-    def _sum_of(self, stage: StagePlan, seconds: StageSeconds) -> float:
-        owners = len(stage.distinct_owners)
-        return 2 * (owners - 1) / owners * seconds.sending + self.hop if owners > 1 else 0.0
+        """From the last backward until every holder has the sum over all owners."""
+        if all(len(stage.distinct_owners) == 1 for stage in stages):
+            return 0.0  # what standbys are sent overlaps with the next step: ``Cluster.lazy_share`` has it
+        sent = most_sent(stages, self.parameters) if self.parameters else 0.0
+        return sent / self.bytes_per_second + self.hop
 
     def loads(self, stages: Stages) -> dict[str, tuple[float, float]]:
         """Seconds of forwards and of backwards that each owner has in the step."""
