@@ -1,7 +1,7 @@
 """Strategies side by side on the same machines: a row each."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from culm.simulator.markets.account import Row, Use
@@ -9,13 +9,13 @@ from culm.simulator.markets.bamboo import Bamboo
 from culm.simulator.markets.culm_run import CulmRun
 from culm.simulator.markets.job_profile import Cluster, of_published
 from culm.simulator.markets.other_systems import RULES, Peer, on_demand
+from culm.simulator.markets.rerouting import Rerouting
 from culm.simulator.markets.run_setup import Choice
 from culm.simulator.markets.trace import Change, at_most
-from culm.simulator.markets.workload import Published, fitted
+from culm.simulator.markets.workload import Published
 
-# Of a step in Culm's grid: 12 can be divided by the number of replicas where that is 2, 3, 4 or 6. ``benchmarks.assumed``
-# shows what other numbers do.
-PIPELINES = 12
+# Of a step in Culm's grid: what is best on 12 to 48 machines while none is lost (``benchmarks.pipelines``).
+PIPELINES = {"bert": 12, "gpt2": 8, "resnet": 48, "gnmt": 32, "vgg": 32, "alexnet": 48}
 REDUNDANCIES = ("off", "lazy", "eager", "auto")
 # Between two of Culm's checkpoints: pipeline/money/prices.toml has the same for the restart that it compares with.
 CHECKPOINT_SECONDS = 600.0
@@ -27,11 +27,12 @@ def rows(changes: Sequence[Change], work: Published, seconds: float, cluster: Cl
     wanted = at_most(changes, work.machines)
     for rule in RULES:
         yield Peer(wanted, work, rule, cluster.per_hour).run(seconds)
+    yield Rerouting(wanted, work, cluster.per_hour).run(seconds)
     for charges in (False, True):
         yield Bamboo(wanted, work, charges, cluster.per_hour).run(seconds)
     for redundancy in REDUNDANCIES:
         yield culm(changes, work, cluster, redundancy).run(seconds)
-    yield culm(changes, work, cluster, "lazy", grid_pipelines(work)).run(seconds, "culm, grid")
+    yield culm(changes, work, cluster, "lazy", PIPELINES[work.name]).run(seconds, "culm, grid")
 
 
 def culm(changes: Sequence[Change], work: Published, cluster: Cluster, redundancy: str, pipelines: int = 1) -> CulmRun:
@@ -47,12 +48,6 @@ def culm(changes: Sequence[Change], work: Published, cluster: Cluster, redundanc
         steps = round(CHECKPOINT_SECONDS / min(work.step_seconds.values()))
         choice = Choice(redundancy=redundancy, machines=work.machines, checkpoint_steps=steps, chooses_copies=True)
     return CulmRun(changes, profile, cluster, choice)
-
-
-def grid_pipelines(work: Published, most: int = PIPELINES) -> int:
-    """Into how many pipelines of equal microbatches Culm divides a published step: the most, up to ``most``."""
-    microbatches = fitted(work).microbatches
-    return next(count for count in range(most, 0, -1) if microbatches % count == 0)
 
 
 def as_json(found: Sequence[Row]) -> list[dict[str, Any]]:

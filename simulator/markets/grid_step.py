@@ -5,10 +5,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from culm.coordinator.gradient_bytes import most_sent
+from culm.coordinator.replicas import by_bucket
 from culm.coordinator.step_cost import Situation, step_cost
 from culm.pipeline.plan import Stages
 from culm.pipeline.times import TimeSplit
+from culm.pipeline.tree import largest
+from culm.simulator.markets.workload import GRADIENT_BYTES
 
 # Nodes of a grid run whatever has its input (``culm.pipeline.choice``), so no timetable tells when. The coordinator
 # chooses shapes by ``step_cost``: the busiest node works through all that it has, and one microbatch passes all stages.
@@ -16,8 +18,10 @@ from culm.pipeline.times import TimeSplit
 #
 #     hops    of one microbatch there and back, over each boundary that some pipeline crosses between two nodes
 #     sum     after the last backward parameter gradients go to the reducers that the plan names, and from there to all
-#             holders: what the node sends that sends most, on its link (``gradient_bytes``). Of R owners each sends
-#             2 (R - 1) / R of the stage. Nothing of it is taken to overlap with backwards.
+#             holders: what the node sends that sends most, on its link. Of R owners each sends 2 (R - 1) / R of the
+#             stage, and more if its pipelines are several blocks of the tree, each of which is sent alone. Nothing of
+#             it is taken to overlap with backwards. (``gradient_bytes.most_sent``, which the coordinator weighs shapes
+#             by, takes every owner to have one block.)
 #
 # When owners are lost, all nodes are taken to be equally far: a share g of their work is done.
 #
@@ -71,8 +75,20 @@ class GridWork:
         """From the last backward until every holder has the sum over all owners."""
         if all(len(stage.distinct_owners) == 1 for stage in stages):
             return 0.0  # what standbys are sent overlaps with the next step: ``Cluster.lazy_share`` has it
-        sent = most_sent(stages, self.parameters) if self.parameters else 0.0
-        return sent / self.bytes_per_second + self.hop
+        sent: dict[str, float] = {}
+        for stage in stages if self.parameters else ():
+            sizes = by_bucket(self.parameters[stage.first_layer : stage.end_layer], stage.buckets.counts)
+            adds_up = dict.fromkeys(stage.distinct_owners, 0.0)
+            for place, size in enumerate(sizes):
+                adds_up[stage.reducer_at(place)] += size
+            others, whole = len(stage.holders()) - 1, sum(sizes)
+            pipelines: dict[str, list[int]] = {}
+            for p, owner in enumerate(stage.owners):
+                pipelines.setdefault(owner, []).append(p)
+            for owner, own in adds_up.items():
+                blocks = len(largest(pipelines[owner], len(stage.owners)))
+                sent[owner] = sent.get(owner, 0.0) + blocks * (whole - own) + own * others
+        return GRADIENT_BYTES * max(sent.values(), default=0.0) / self.bytes_per_second + self.hop
 
     def loads(self, stages: Stages) -> dict[str, tuple[float, float]]:
         """Seconds of forwards and of backwards that each owner has in the step."""

@@ -16,7 +16,7 @@ from culm.pipeline.plan import Stages
 from culm.pipeline.schedule import Schedule
 from culm.simulator.markets.grid_step import GridWork, StageSeconds
 from culm.simulator.markets.step_time import Durations
-from culm.simulator.markets.workload import BAMBOO, GRADIENT_BYTES, LINK, SPOT, Published, fitted
+from culm.simulator.markets.workload import BAMBOO, GRADIENT_BYTES, HOP, LINK, SPOT, Published, fitted
 
 STATE_BYTES = 12  # of a parameter with two optimizer moments, in float32
 
@@ -137,7 +137,7 @@ class Cluster:
     """Machines and network. Seconds and bytes; what is measured is from docs/performance.md and the tests."""
 
     starts_up: float = 45.0  # from a machine's coming until its node can be given work: as Bamboo's simulator has it
-    hop_seconds: float = 0.0015  # of a small tensor between two nodes: measured, one machine
+    hop_seconds: float = HOP  # of a small tensor between two nodes
     bytes_per_second: float = LINK  # of each
     seed_bytes_per_second: float = 1e8  # [resilience] seed_bytes_per_second's default
     storage_bytes_per_second: float = 2.5e8  # of checkpoints, each node: assumed

@@ -92,7 +92,9 @@ class Attendance:
                 layer_seconds=self._profile.layer_seconds,
             )
         )
-        if self._profile.pipelines > 1:  # the first heartbeat that tells of a link: shapes are weighed by what they send
+        if (
+            self._profile.pipelines > 1
+        ):  # the first heartbeat that tells of a link: shapes are weighed by what they send
             self._tell(self._nodes.heartbeats(self._clock.now, self._cluster.bytes_per_second, (name,)))
 
     def _gone(self, name: str) -> None:

@@ -6,14 +6,16 @@ from dataclasses import dataclass, replace
 # The published times are of one number of stages P and of D = 1 to 4 pipelines. Everybody else needs the times of other
 # numbers, so these are fitted (``fitted``). With M microbatches in a step, which the pipelines divide, a step takes
 #
-#     (M / D + P - 1) t + 2 (D - 1) / D b
+#     (M / D + P - 1) t + 2 (P - 1) HOP + 2 (D - 1) / D b
 #
-# The first part is 1F1B with t seconds for a microbatch at a stage. The second is the sum of gradients over D owners of
-# a stage, whose parameters take b seconds on a link of LINK. Bamboo's times contain it, so it is not added again.
+# The first part is 1F1B with t seconds for a microbatch at a stage, the second one microbatch's way there and back. The
+# third is the sum of gradients over D owners of a stage, whose parameters take b seconds on a link of LINK. Bamboo's
+# times contain the last two. Culm's run adds its own, so ``t`` is of computing alone.
 
 BAMBOO = "Bamboo's released simulator, github.com/uclasystem/bamboo, project_pactum/simulation (2022)"
 SPOT, ON_DEMAND = 0.91, 3.06  # dollars an hour of a p3.2xlarge's V100: the same source
 LINK = 1.25e9  # bytes a second: 10 Gbit/s, which a p3.2xlarge has at most
+HOP = 0.0015  # seconds of a small tensor between two nodes: measured with Culm, on one machine
 GRADIENT_BYTES = 4  # of a parameter
 
 
@@ -136,6 +138,11 @@ def summing(work: Published, pipelines: int) -> float:
     return 2 * (pipelines - 1) / pipelines * GRADIENT_BYTES * work.parameters / work.stages / LINK
 
 
+def _beside(work: Published, pipelines: int) -> float:
+    """What a step takes beside computing."""
+    return 2 * (work.stages - 1) * HOP + summing(work, pipelines)
+
+
 def fitted(work: Published, multiple: int = 1) -> Fit:
     """The number of microbatches, and their time, that miss the published times least.
 
@@ -145,7 +152,7 @@ def fitted(work: Published, multiple: int = 1) -> Fit:
 
     def of(microbatches: int) -> tuple[float, Fit]:
         shares = [
-            ((microbatches / d + work.stages - 1) / seconds, 1.0 - summing(work, d) / seconds)
+            ((microbatches / d + work.stages - 1) / seconds, 1.0 - _beside(work, d) / seconds)
             for d, seconds in work.step_seconds.items()
         ]
         each = sum(a * b for a, b in shares) / sum(a * a for a, _ in shares)
@@ -163,5 +170,5 @@ def on_machines(work: Published, machines: int) -> Published:
     """The same model on more machines than were published: times of more pipelines follow from the fit."""
     fit, known = fitted(work), dict(work.step_seconds)
     for d in range(max(known) + 1, machines // work.stages + 1):
-        known[d] = (fit.microbatches / d + work.stages - 1) * fit.each + summing(work, d)
+        known[d] = (fit.microbatches / d + work.stages - 1) * fit.each + _beside(work, d)
     return replace(work, machines=machines, step_seconds=known)
