@@ -1,7 +1,7 @@
 """How Culm's figures depend on what is assumed: ``python -m benchmarks.assumed`` writes ``benchmarks/assumed.json``.
 
-BERT in one random market, machines gone within an hour with a probability of 0.10 and of 0.50. One assumption is changed
-at a time. Nothing is timed: the same figures come out anywhere.
+BERT in one random market, machines gone within an hour with a probability of 0.10 and of 0.50. One assumption is
+changed at a time. Nothing is timed: the same figures come out anywhere.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Whether bubbles suffice for a redundant forward: ``python -m benchmarks.bubbles`` writes ``benchmarks/bubbles.json``.
 
-Each of the six models is cut by its measured layer times (``layer_times.json``) into the published number of stages; its
-step is the published one of four pipelines. Each node stands by for the next stage, as Bamboo's nodes and Culm's do.
+Each of the six models is cut by its measured layer times (``layer_times.json``) into the published number of stages.
+Its step is the published one of four pipelines. Each node stands by for the next stage, as Bamboo's nodes and Culm's do.
 """
 
 import json
@@ -27,8 +27,8 @@ HOUR = 3600.0
 #     filled    every bubble is of use: the step is as long as the busiest node works, or as before
 #     plain     no bubble is: each forward of a stage takes the next stage's forward as well
 #
-# After a lost node its heir runs what the stage had done: half of a step's microbatches in the mean. Under "eager" it had
-# run the share of their forwards already. Peers divide the work among them, and hold nothing for it.
+# After a lost node its heir runs what the stage had done: half of a step's microbatches in the mean. Under "eager" it
+# had run the share of their forwards already. Peers divide the work among them, and hold nothing for it.
 
 
 def cut(work: Published, layers: list[dict[str, Any]]) -> tuple[list[float], list[float], list[int]]:

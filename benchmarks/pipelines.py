@@ -1,7 +1,7 @@
 """Into how many pipelines Culm best divides a published step: ``python -m benchmarks.pipelines`` prints it.
 
-For 12 to 48 machines, each as likely as any other, the best shape's step; no machine is lost. More pipelines are divided
-more evenly among the replicas, and are more blocks of the tree, whose sums are sent one by one.
+For 12 to 48 machines, each as likely as any other, the best shape's step; no machine is lost. More pipelines are
+divided more evenly among the replicas, and are more blocks of the tree, whose sums are sent one by one.
 """
 
 from collections.abc import Iterator

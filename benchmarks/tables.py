@@ -180,8 +180,8 @@ def page() -> str:
     lines = [
         "# The tables of the value page",
         "",
-        f"[value.md](value.md) tells what they show. {MACHINES} machines for every strategy but on-demand. `make tables`",
-        "makes them again. Means ± standard deviations of single runs; value is samples/s for each $/h.",
+        f"[value.md](value.md) tells what they show. {MACHINES} machines for every strategy but on-demand.",
+        "`make tables` makes them again. Means ± standard deviations of single runs; value is samples/s for each $/h.",
         "",
         *fits(),
         "",

@@ -1,7 +1,7 @@
 """Every strategy on 48 machines over traces: ``python -m benchmarks.traces`` writes ``benchmarks/traces.json``.
 
-The traces are the files of the folder that ``CULM_TRACES`` names. Markets that are drawn are always among them: machines
-that go one by one, and a share of a zone at once. Begun again it goes on where it was. Nothing is timed.
+The traces are the files of the folder that ``CULM_TRACES`` names. Two drawn markets are always among them: machines that
+go one by one, and half a zone at once. Begun again it goes on where it was. Nothing is timed.
 """
 
 import argparse

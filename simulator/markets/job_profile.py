@@ -152,8 +152,8 @@ class Cluster:
 def of_published(work: Published, pipelines: int = 1) -> Profile:
     """A profile that takes as long as the published steps do, with and without data parallelism.
 
-    The step's microbatches are divided among so many ``pipelines``. The published times contain Bamboo's own redundancy;
-    its sum over several pipelines is left out, since the run adds its own (``workload.fitted``).
+    The step's microbatches are divided among so many ``pipelines``. The published times contain Bamboo's own
+    redundancy. Its sum over several pipelines is left out, since the run adds its own (``workload.fitted``).
     """
     fit = fitted(work, pipelines)
     each = fit.each * work.stages / work.layers

@@ -8,21 +8,21 @@ from culm.simulator.markets.trace import Change
 from culm.simulator.markets.workload import SPOT, Published, fitted, summing
 from culm.simulator.network import Clock
 
-# Source: ReCycle (SOSP 2024, arXiv 2405.14009), its abstract and section 3: no spare nodes; peers of the lost node run its
-# microbatches, in the bubbles of their pipelines as far as these last; a backward is split in two, and the optimizer's
-# steps are staggered, to have more of them. It stops only if all nodes of a stage are lost.
+# Source: the abstract of ReCycle (SOSP 2024, arXiv 2405.14009). There are no spare nodes. Peers of a lost node run its
+# microbatches, in the bubbles of their pipelines as far as these last. Backwards are split in two, and the optimizer's
+# steps are staggered, to have more bubbles to use. Training stops only if all nodes of a stage are lost.
 #
-# What it publishes no figure for is taken in its favour: with f of D owners of some stage lost a step takes as long as the
+# What has no published figure is taken in its favour. With f of D owners of some stage lost a step takes as long as the
 # longer of
 #
 #     (M / D + P - 1) t        the step without lost nodes: all that is rerouted fits into bubbles
 #     M / (D - f) t            the busiest peer has no bubble left
 #
-# and the sum over the owners. A lost node costs PAUSE seconds, in which nothing is done; so does a machine that takes a
-# lost node's place, with the state that it is given. As many pipelines as there are machines for are formed when one more
-# is whole, or all owners of a stage were lost: then as under ``CHECKPOINTS``, the steps since the last one are lost too.
+# and the sum over the owners. A lost node costs PAUSE seconds, in which nothing is done. So does a machine that takes a
+# lost node's place, with the state that it is given. Pipelines are formed anew when there are machines for one more, or
+# when all owners of a stage were lost: then as under ``CHECKPOINTS``, and the steps since the last one are lost too.
 
-PAUSE = OOBLECK_LIKE.pause  # assumed: ReCycle gives no seconds; Oobleck changes its pipelines by precomputed plans too
+PAUSE = OOBLECK_LIKE.pause  # assumed: ReCycle's abstract has no seconds, and Oobleck changes by precomputed plans too
 
 
 class Rerouting:

@@ -25,7 +25,7 @@ def test_a_sweep_goes_on_seed_by_seed_where_it_was() -> None:
         assert left == task(seed, BAMBOO)
         add(cells, left, {BAMBOO: values})
     assert list(missing(cells, ["bert"], [0.1], 3, [BAMBOO])) == []
-    assert list(missing(cells, ["bert"], [0.1], 3, [BAMBOO, RESTART]))[0] == task(1, RESTART)
+    assert next(missing(cells, ["bert"], [0.1], 3, [BAMBOO, RESTART])) == task(1, RESTART)
     kept = cells["bert 0.10"][BAMBOO]
     assert sweep.mean(kept, "throughput") == pytest.approx(mean(x["throughput"] for x in VALUES))
     assert sweep.deviation(kept, "throughput") == pytest.approx(stdev(x["throughput"] for x in VALUES))
@@ -82,7 +82,7 @@ def test_drawn_markets_need_no_folder(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert [name for name, _ in traces.markets()] == ["drawn, one by one", "drawn, in bulk"]
     (tmp_path / "a.csv").write_text("0,add,n0\n60000,remove,n0\n")
     monkeypatch.setenv("CULM_TRACES", str(tmp_path))
-    assert [name for name, _ in traces.markets()][0] == "a.csv"
+    assert next(name for name, _ in traces.markets()) == "a.csv"
 
 
 def test_bubbles_are_told_stage_by_stage() -> None:
