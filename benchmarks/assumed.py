@@ -1,10 +1,11 @@
 """How Culm's figures depend on what is assumed: ``python -m benchmarks.assumed`` writes ``benchmarks/assumed.json``.
 
 BERT in one random market, machines gone within an hour with a probability of 0.10 and of 0.50. One assumption is
-changed at a time. Nothing is timed: the same figures come out anywhere.
+changed at a time. Begun again it goes on where it was; with ``--anew`` it forgets what is there. Nothing is timed.
 """
 
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +37,13 @@ def restart(**changed: float) -> Callable[[Changes], Row]:
 
 VARIANTS: Mapping[str, Callable[[Changes], Row]] = {
     "culm": grid(),
+    "bamboo, as published": lambda changes: Bamboo(changes, BERT).run(HOURS * HOUR),
+    "recycle-like, 0 s for a lost node": lambda changes: Rerouting(changes, BERT, pause=0.0).run(HOURS * HOUR),
+    "recycle-like, 27 s": lambda changes: Rerouting(changes, BERT).run(HOURS * HOUR),
+    "restart": restart(),
+    "restart, 15.8 s to write": restart(writes=15.8),
+    "restart, 15.8 s to write, 10 s to come back": restart(writes=15.8, pause=10.0),
+    "restart, 15.8 s to write, 86 s to come back": restart(writes=15.8, pause=86.0),
     "culm, 4 pipelines": grid(4),
     "culm, 6 pipelines": grid(6),
     "culm, 44 pipelines": grid(44),
@@ -45,19 +53,15 @@ VARIANTS: Mapping[str, Callable[[Changes], Row]] = {
     "culm, 5 ms to a neighbour": grid(hop_seconds=0.005),
     "culm, 2 s to notice a lost node": grid(detect_seconds=2.0),
     "culm, 90 s to start a machine": grid(starts_up=90.0),
-    "bamboo, as published": lambda changes: Bamboo(changes, BERT).run(HOURS * HOUR),
-    "recycle-like, 0 s for a lost node": lambda changes: Rerouting(changes, BERT, pause=0.0).run(HOURS * HOUR),
-    "recycle-like, 27 s": lambda changes: Rerouting(changes, BERT).run(HOURS * HOUR),
-    "restart": restart(),
-    "restart, 15.8 s to write": restart(writes=15.8),
-    "restart, 15.8 s to write, 10 s to come back": restart(writes=15.8, pause=10.0),
-    "restart, 15.8 s to write, 86 s to come back": restart(writes=15.8, pause=86.0),
 }
 
 
 def main() -> None:
-    results: dict[str, dict[str, dict[str, float]]] = {}
+    there = RESULTS.exists() and "--anew" not in sys.argv[1:]
+    results: dict[str, dict[str, dict[str, float]]] = json.loads(RESULTS.read_text()) if there else {}
     for name, variant in VARIANTS.items():
+        if len(results.get(name, {})) == len(PROBABILITIES):
+            continue
         for probability in PROBABILITIES:
             found = figures(variant(hourly(1, MACHINES, probability, HOURS)))
             results.setdefault(name, {})[f"{probability:.2f}"] = {k: round(v, 4) for k, v in found.items()}

@@ -1,7 +1,7 @@
 """Whether bubbles suffice for a redundant forward: ``python -m benchmarks.bubbles`` writes ``benchmarks/bubbles.json``.
 
 Each of the six models is cut by its measured layer times (``layer_times.json``) into the published number of stages.
-Its step is the published one of four pipelines. Each node stands by for the next stage, as Bamboo's nodes and Culm's do.
+Its step is the published one of four pipelines. Each node stands by for the next stage, as Bamboo's and Culm's do.
 """
 
 import json

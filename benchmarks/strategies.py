@@ -27,6 +27,14 @@ STRATEGIES: dict[str, Strategy] = {
     "bamboo, with lost work": lambda changes, work, seconds: Bamboo(changes, work, True).run(seconds),
     CULM: lambda changes, work, seconds: culm(changes, work, Cluster(), "lazy", PIPELINES[work.name]).run(seconds),
 }
+# Where machines go in bulk the number of copies counts.
+TWO_COPIES = "culm, 2 copies"
+OF_TRACES: dict[str, Strategy] = {
+    **STRATEGIES,
+    TWO_COPIES: lambda changes, work, seconds: culm(
+        changes, work, Cluster(), "lazy", PIPELINES[work.name], chooses_copies=False
+    ).run(seconds),
+}
 
 
 def figures(row: Row) -> dict[str, float]:

@@ -38,10 +38,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--hours", type=float, default=24.0)
     parser.add_argument("--pipelines", type=int, default=32, help="of a step; 1: as many stages as there are layers")
+    parser.add_argument("--begins-with", type=int, default=960, metavar="N", help="nodes that the run waits for")
     arguments = parser.parse_args()
     seconds = arguments.hours * HOUR
     model = replace(MODEL, pipelines=arguments.pipelines, microbatches=MODEL.microbatches // arguments.pipelines)
-    choice = Choice(machines=MACHINES, checkpoint_steps=50, chooses_copies=arguments.pipelines > 1)
+    choice = Choice(machines=MACHINES, begins_with=arguments.begins_with, checkpoint_steps=50)
     began = time.process_time()
     changes = zoned(1, ZONES, seconds)
     run = CulmRun(changes, model, Cluster(), choice)

@@ -66,13 +66,14 @@ def _lines(field: str, title: str, domain: list[float], form: str) -> dict[str, 
         "axis": {"format": form, "tickCount": 5},
     }
     return {
-        "mark": {"type": "line", "point": {"size": 28}, "strokeWidth": 2},
+        "mark": {"type": "line", "point": {"size": 28}, "opacity": 0.85},
         "width": 190,
-        "height": 130,
+        "height": 150,
         "encoding": {
             "x": {"field": "rate", "type": "ordinal", "title": None, "axis": {"labelAngle": 0, "grid": False}},
             "y": y,
             "color": _colour(),
+            "strokeWidth": {"condition": {"test": f"datum.strategy === '{CULM}'", "value": 3.5}, "value": 1.5},
         },
     }
 
@@ -83,10 +84,10 @@ def value(cells: Cells) -> dict[str, Any]:
     facet["header"] = {"labelFontSize": 13, "labelFontWeight": "bold"}
     rows = [
         {
-            "title": f"{words}, Bamboo's as published being 1, by the hourly probability that a machine goes",
+            "title": f"{words.capitalize()}, Bamboo's as published being 1, by the hourly probability that a machine goes",
             "facet": facet,
             "columns": 3,
-            "spec": _lines(field, words, [0.0, 1.6], ".1f"),
+            "spec": _lines(field, words, [0.4, 1.4], ".1f"),
         }
         for field, words in (("throughput", "throughput"), ("value", "value"))
     ]

@@ -35,10 +35,18 @@ def rows(changes: Sequence[Change], work: Published, seconds: float, cluster: Cl
     yield culm(changes, work, cluster, "lazy", PIPELINES[work.name]).run(seconds, "culm, grid")
 
 
-def culm(changes: Sequence[Change], work: Published, cluster: Cluster, redundancy: str, pipelines: int = 1) -> CulmRun:
+def culm(
+    changes: Sequence[Change],
+    work: Published,
+    cluster: Cluster,
+    redundancy: str,
+    pipelines: int = 1,
+    chooses_copies: bool = True,
+) -> CulmRun:
     """One pipeline has as many stages as there are nodes and layers, and two spares.
 
-    Several run on all machines that the others ask for. Their shape and the number of copies are the coordinator's.
+    Several run on all machines that the others ask for. Their shape is the coordinator's. ``chooses_copies``: so is the
+    number of copies, in place of two.
     """
     profile = of_published(work, pipelines)
     if pipelines == 1:
@@ -46,7 +54,9 @@ def culm(changes: Sequence[Change], work: Published, cluster: Cluster, redundanc
         choice = Choice(redundancy=redundancy, checkpoint_steps=round(CHECKPOINT_SECONDS / length))
     else:
         steps = round(CHECKPOINT_SECONDS / min(work.step_seconds.values()))
-        choice = Choice(redundancy=redundancy, machines=work.machines, checkpoint_steps=steps, chooses_copies=True)
+        choice = Choice(
+            redundancy=redundancy, machines=work.machines, checkpoint_steps=steps, chooses_copies=chooses_copies
+        )
     return CulmRun(changes, profile, cluster, choice)
 
 

@@ -108,6 +108,9 @@ class Attendance:
     def _missed(self, name: str, incarnation: int, peers: Iterable[str]) -> None:
         self._tell(reports.StreamBroken(name, incarnation, "its machine is gone"))
         for peer in peers:
+            known = self._coordinator.state.nodes.get(name)
+            if known is None or known.incarnation != incarnation:
+                return  # it is given up: what other peers say of it changes nothing
             reporter = self._nodes.here.get(peer)
             if reporter is not None:
                 self._tell(reports.PeerLost(peer, reporter.incarnation, name, incarnation, "the stream broke"))
