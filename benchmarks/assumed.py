@@ -31,8 +31,9 @@ def grid(pipelines: int = PIPELINES["bert"], **changed: float) -> Callable[[Chan
     return lambda changes: culm(changes, BERT, replace(Cluster(), **changed), "lazy", pipelines).run(HOURS * HOUR)
 
 
-def restart(**changed: float) -> Callable[[Changes], Row]:
-    return lambda changes: Peer(changes, BERT, replace(CHECKPOINTS, **changed)).run(HOURS * HOUR)
+def restart(pause: float = CHECKPOINTS.pause, writes: float = CHECKPOINTS.writes) -> Callable[[Changes], Row]:
+    rule = replace(CHECKPOINTS, pause=pause, writes=writes)
+    return lambda changes: Peer(changes, BERT, rule).run(HOURS * HOUR)
 
 
 VARIANTS: Mapping[str, Callable[[Changes], Row]] = {
