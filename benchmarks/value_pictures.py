@@ -80,7 +80,7 @@ def _lines(field: str, title: str, domain: list[float], form: str) -> dict[str, 
 
 def value(cells: Cells) -> dict[str, Any]:
     """Throughput and value of each strategy, Bamboo's being 1, by the hourly probability; a column for each model."""
-    facet = {"field": "model", "type": "nominal", "sort": list(WORKLOADS), "title": None}
+    facet: dict[str, Any] = {"field": "model", "type": "nominal", "sort": list(WORKLOADS), "title": None}
     facet["header"] = {"labelFontSize": 13, "labelFontWeight": "bold"}
     rows = [
         {
