@@ -8,7 +8,7 @@ INSTALLED := $(VENV)/installed
 WORKERS ?= 4
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test tests style types models notebook trackers wan slurm ray compose hostile browser bench soak site lint format protos clean
+.PHONY: help install demo test tests style types models notebook trackers wan slurm ray compose hostile browser bench tables soak site lint format protos clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | awk -F '\t' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -77,6 +77,17 @@ browser: install ## the dashboard in a real browser, before and after its button
 bench: install ## measure beside the peers, in turn; writes benchmarks/results.json, its picture and docs/performance.md
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks
+
+# As published, 400 seeds of BERT and GPT-2 and 50 of the others take days of one core: SEEDS=2 takes two of each. It goes
+# on where it was. CULM_TRACES names a folder of traces; without it markets are drawn alone.
+SEEDS ?= 0
+tables: install ## the tables and pictures of docs/value.md, from simulated runs; or SEEDS=2 CULM_TRACES=FOLDER
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	$(BIN)/python -m benchmarks.sweep --seeds $(SEEDS) --processes $$(nproc)
+	$(BIN)/python -m benchmarks.traces
+	$(BIN)/python -m benchmarks.bubbles
+	$(BIN)/python -m benchmarks.assumed
+	$(BIN)/python -m benchmarks.tables
 
 # On two cores it takes four hours. SPLITS=4 GROUP=1 runs the first quarter alone, and so on to GROUP=4.
 SPLITS ?= 1

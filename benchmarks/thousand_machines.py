@@ -2,6 +2,7 @@
 
 import argparse
 import time
+from dataclasses import replace
 
 from culm.simulator.markets.culm_run import CulmRun
 from culm.simulator.markets.job_profile import Cluster, Layer, Profile
@@ -21,7 +22,7 @@ ZONES = [
     )
     for name in "abcd"
 ]
-# 96 layers in up to 96 stages; what is not needed stands by as spares.
+# 96 layers in up to 96 stages. With one pipeline what is not needed stands by as spares.
 MODEL = Profile(
     name="96 layers",
     layers=(Layer(0.02, 0.04, 20_000_000, 4_000_000),) * 96,
@@ -36,10 +37,15 @@ MODEL = Profile(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--hours", type=float, default=24.0)
-    seconds = parser.parse_args().hours * HOUR
+    parser.add_argument("--pipelines", type=int, default=32, help="of a step; 1: as many stages as there are layers")
+    parser.add_argument("--begins-with", type=int, default=960, metavar="N", help="nodes that the run waits for")
+    arguments = parser.parse_args()
+    seconds = arguments.hours * HOUR
+    model = replace(MODEL, pipelines=arguments.pipelines, microbatches=MODEL.microbatches // arguments.pipelines)
+    choice = Choice(machines=MACHINES, begins_with=arguments.begins_with, checkpoint_steps=50)
     began = time.process_time()
     changes = zoned(1, ZONES, seconds)
-    run = CulmRun(changes, MODEL, Cluster(), Choice(redundancy="lazy", machines=MACHINES, checkpoint_steps=50))
+    run = CulmRun(changes, model, Cluster(), choice)
     row = run.run(seconds)
     took = time.process_time() - began
     hours = row.nodes * row.seconds / HOUR

@@ -1,4 +1,4 @@
-"""What may reach the coordinator: a node's reports, and what operators ask (rule 18)."""
+"""What may reach the coordinator of a node's reports (rule 18). What operators ask: ``request_bounds``."""
 
 # Pure: each function gives what is wrong in words, or nothing, from the state and the message alone. The stream of
 # whoever sent a wrong message ends with those words, which are logged behind the node's name; nothing else changes.
@@ -49,7 +49,6 @@ MOST_COUNT = 1 << 53  # of anything: what a float still counts one by one
 MOST_GENERATIONS_MISSED = 1 << 32  # plans that a leader has not heard of: a new one each millisecond for 50 days
 MOST_FILES = 8  # of a layer in a checkpoint; today there are two
 MOST_PARTS = 16  # of a node's identity; today there are eight, and a later version may tell more
-MOST_DOLLARS = 1e12
 LONGEST_WORD = 256  # characters of a name, a hash or an instruction: they are kept for every node
 MOST_LINES = 200  # of a log in one heartbeat
 LONGEST_LINE = 4_000  # characters
@@ -370,36 +369,3 @@ _CHECKS: Mapping[str, Callable[[State, Any], str]] = {
     "failed": _failed,
     "warned": _why,
 }
-
-
-def drain_problem(request: pb.DrainRequest) -> str:
-    """Of what an operator asks."""
-    return name_problem("the node", request.node) or text_problem("why", request.why, LONGEST_PLACE)
-
-
-def who_problem(who: str) -> str:
-    """Of whoever asks for something."""
-    return text_problem("who asks", who, LONGEST_WORD)
-
-
-def lines_problem(request: pb.ListLogLinesRequest) -> str:
-    """Of what somebody asks."""
-    return name_problem("the node", request.node) if request.node else ""
-
-
-def resume_problem(request: pb.ResumeRequest) -> str:
-    """Of what an operator asks."""
-    return (
-        who_problem(request.who)
-        or number_problem("the budget", request.budget, MOST_DOLLARS)
-        or number_problem("the time to stop at", request.stop_at, LATEST)
-    )
-
-
-def kill_problem(request: pb.KillRequest) -> str:
-    """Of what an operator asks. ``at``: STEP:INSTRUCTION, or nothing."""
-    step, _, instruction = request.at.partition(":")
-    wrong = len(request.at) > LONGEST_WORD or not (step.isascii() and step.isdecimal() and instruction)
-    if request.at and wrong:
-        return f"{request.at[:80]!r} names no instruction: write STEP:INSTRUCTION, such as 12:2B3"
-    return name_problem("the node", request.node)

@@ -6,7 +6,7 @@ import grpc
 
 from culm.coordinator import limits, saving
 from culm.coordinator.edges.leader import Leader
-from culm.coordinator.report_bounds import resume_problem, who_problem
+from culm.coordinator.request_bounds import resume_problem, who_problem
 from culm.coordinator.requests import Pausing, SaveAsked, Unpausing
 from culm.coordinator.state import Phase
 from culm.coordinator.takeover import recovering

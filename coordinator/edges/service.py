@@ -34,7 +34,7 @@ from culm.coordinator.edges.redis_store import RedisStore
 from culm.coordinator.edges.run_metrics import RunCollector
 from culm.coordinator.edges.store import LostLease, MemoryStore, Store
 from culm.coordinator.edges.tracking import Tracking, refuse_missing
-from culm.coordinator.report_bounds import drain_problem, kill_problem, lines_problem
+from culm.coordinator.request_bounds import drain_problem, kill_problem, lines_problem
 from culm.coordinator.state import Phase
 from culm.pipeline.log_lines import last_line, speak_as
 from culm.pipeline.places import parse_place

@@ -203,7 +203,7 @@ class CulmRun:
         self._step.begin(plan, self._clock.now, self._moving.goes_on(self._clock.now))
         if self._settled and self.choice.passes_over:
             self._pass_over()
-        if self.profile.by_value:
+        if self.profile.compares_bytes:
             self._coordinator.time_step(self._step.planned_seconds())
         self._plan_end()
 
@@ -217,7 +217,7 @@ class CulmRun:
         if self.choice.redundancy == "auto":
             self._nodes.spend(self._step.run, count)
         self._coordinator.pass_over(count)
-        if self.profile.by_value:
+        if self.profile.compares_bytes:
             self._coordinator.time_step(seconds, count)
         self._clock.now += count * seconds
         self._pass()
@@ -285,7 +285,8 @@ def _settings(profile: Profile, cluster: Cluster, choice: Choice) -> co.Settings
         by_value=profile.by_value,
         measured=profile.measured,
         steps=profile.steps,
-        copies=1 if choice.redundancy == "off" else 2,
+        copies=1 if choice.redundancy == "off" else choice.copies,
+        chooses_copies=choice.chooses_copies,
         nodes=choice.begins_with,
         auto=choice.redundancy == "auto",
         most_stages=profile.most_stages,

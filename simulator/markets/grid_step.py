@@ -5,17 +5,23 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
+from culm.coordinator.replicas import by_bucket
 from culm.coordinator.step_cost import Situation, step_cost
-from culm.pipeline.plan import StagePlan, Stages
+from culm.pipeline.plan import Stages
 from culm.pipeline.times import TimeSplit
+from culm.pipeline.tree import largest
+from culm.simulator.markets.workload import GRADIENT_BYTES
 
 # Nodes of a grid run whatever has its input (``culm.pipeline.choice``), so no timetable tells when. The coordinator
 # chooses shapes by ``step_cost``: the busiest node works through all that it has, and one microbatch passes all stages.
 # Here layers cost measured seconds in place of parameters. Two things are added that the coordinator leaves out:
 #
 #     hops    of one microbatch there and back, over each boundary that some pipeline crosses between two nodes
-#     sum     after the last backward the parameter gradients of a stage go to their reducers and back: of R owners each
-#             sends and receives 2 (R - 1) / R of the stage. Nothing of it is taken to overlap with backwards.
+#     sum     after the last backward parameter gradients go to the reducers that the plan names, and from there to all
+#             holders: what the node sends that sends most, on its link. Of R owners each sends 2 (R - 1) / R of the
+#             stage, and more if its pipelines are several blocks of the tree, each of which is sent alone. Nothing of
+#             it is taken to overlap with backwards. (``gradient_bytes.most_sent``, which the coordinator weighs shapes
+#             by, takes every owner to have one block.)
 #
 # When owners are lost, all nodes are taken to be equally far: a share g of their work is done.
 #
@@ -26,11 +32,10 @@ from culm.pipeline.times import TimeSplit
 
 
 class StageSeconds(NamedTuple):
-    """Of a microbatch's forward and backward, and of the whole stage's parameter gradients on a link."""
+    """Of a microbatch's forward and backward."""
 
     forward: float
     backward: float
-    sending: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +47,8 @@ class GridWork:
     pipelines: int
     microbatches: int
     hop: float = 0.0
+    parameters: tuple[float, ...] = ()  # of each layer
+    bytes_per_second: float = float("inf")  # of a link
 
     def computing(self, stages: Stages) -> float:
         """The estimate by which the coordinator compares shapes."""
@@ -65,12 +72,23 @@ class GridWork:
         return 2 * crossed * self.hop
 
     def summing(self, stages: Stages) -> float:
-        """From the last backward to the sum over all owners."""
-        return max(self._sum_of(stage, seconds) for stage, seconds in zip(stages, self.stages, strict=True))
-
-    def _sum_of(self, stage: StagePlan, seconds: StageSeconds) -> float:
-        owners = len(stage.distinct_owners)
-        return 2 * (owners - 1) / owners * seconds.sending + self.hop if owners > 1 else 0.0
+        """From the last backward until every holder has the sum over all owners."""
+        if all(len(stage.distinct_owners) == 1 for stage in stages):
+            return 0.0  # what standbys are sent overlaps with the next step: ``Cluster.lazy_share`` has it
+        sent: dict[str, float] = {}
+        for stage in stages if self.parameters else ():
+            sizes = by_bucket(self.parameters[stage.first_layer : stage.end_layer], stage.buckets.counts)
+            adds_up = dict.fromkeys(stage.distinct_owners, 0.0)
+            for place, size in enumerate(sizes):
+                adds_up[stage.reducer_at(place)] += size
+            others, whole = len(stage.holders()) - 1, sum(sizes)
+            pipelines: dict[str, list[int]] = {}
+            for p, owner in enumerate(stage.owners):
+                pipelines.setdefault(owner, []).append(p)
+            for owner, own in adds_up.items():
+                blocks = len(largest(pipelines[owner], len(stage.owners)))
+                sent[owner] = sent.get(owner, 0.0) + blocks * (whole - own) + own * others
+        return GRADIENT_BYTES * max(sent.values(), default=0.0) / self.bytes_per_second + self.hop
 
     def loads(self, stages: Stages) -> dict[str, tuple[float, float]]:
         """Seconds of forwards and of backwards that each owner has in the step."""

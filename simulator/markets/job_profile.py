@@ -16,9 +16,8 @@ from culm.pipeline.plan import Stages
 from culm.pipeline.schedule import Schedule
 from culm.simulator.markets.grid_step import GridWork, StageSeconds
 from culm.simulator.markets.step_time import Durations
-from culm.simulator.markets.workload import BAMBOO, SPOT, Published
+from culm.simulator.markets.workload import BAMBOO, GRADIENT_BYTES, HOP, LINK, SPOT, Published, fitted
 
-GRADIENT_BYTES = 4  # of a parameter
 STATE_BYTES = 12  # of a parameter with two optimizer moments, in float32
 
 
@@ -58,6 +57,11 @@ class Profile:
     @property
     def schedule(self) -> Schedule:
         return Schedule(self.microbatches, self.lead, self.splits)
+
+    @property
+    def compares_bytes(self) -> bool:
+        """Whether the coordinator weighs what shapes send: it goes by how long steps take, and by links."""
+        return self.by_value or self.pipelines > 1
 
     @property
     def state_bytes(self) -> int:
@@ -117,16 +121,14 @@ class Profile:
     def grid_work(self, stages: Stages, cluster: "Cluster") -> GridWork:
         """The same where stages may have several owners."""
         seconds = self.durations(stages, cluster)
-        sending = (
-            GRADIENT_BYTES * sum(self.layers[x].parameters for x in stage.layers) / cluster.bytes_per_second
-            for stage in stages
-        )
         return GridWork(
             layers=tuple(layer.forward + layer.backward for layer in self.layers),
-            stages=tuple(map(StageSeconds, seconds.forward, seconds.backward, sending)),
+            parameters=self.parameters,
+            stages=tuple(map(StageSeconds, seconds.forward, seconds.backward)),
             pipelines=self.pipelines,
             microbatches=self.microbatches,
             hop=seconds.hop,
+            bytes_per_second=cluster.bytes_per_second,
         )
 
 
@@ -135,8 +137,8 @@ class Cluster:
     """Machines and network. Seconds and bytes; what is measured is from docs/performance.md and the tests."""
 
     starts_up: float = 45.0  # from a machine's coming until its node can be given work: as Bamboo's simulator has it
-    hop_seconds: float = 0.0015  # of a small tensor between two nodes: measured, one machine
-    bytes_per_second: float = 1.25e9  # of a link: 10 Gbit/s, which a p3.2xlarge has at most
+    hop_seconds: float = HOP  # of a small tensor between two nodes
+    bytes_per_second: float = LINK  # of each
     seed_bytes_per_second: float = 1e8  # [resilience] seed_bytes_per_second's default
     storage_bytes_per_second: float = 2.5e8  # of checkpoints, each node: assumed
     commit_seconds: float = 0.004  # from the last gradient to the next step's first forward: measured
@@ -147,27 +149,24 @@ class Cluster:
     per_gb_between_zones: float = 0.0  # dollars for 1e9 bytes, both ends' charges together
 
 
-def of_published(work: Published, layers: int = 24, parameters: int = 340_000_000, pipelines: int = 1) -> Profile:
-    """A profile that takes as long as the published steps, with and without data parallelism.
+def of_published(work: Published, pipelines: int = 1) -> Profile:
+    """A profile that takes as long as the published steps do, with and without data parallelism.
 
-    The step's microbatches are divided among so many ``pipelines``. A step of D pipelines takes (M / D + P - 1) t: the
-    times for D = 1 and D = 4 tell M and t. ``layers`` and ``parameters``: of BERT-large, as its paper has them. The
-    published times contain Bamboo's own redundancy.
+    The step's microbatches are divided among so many ``pipelines``. The published times contain Bamboo's own
+    redundancy. Its sum over several pipelines is left out, since the run adds its own (``workload.fitted``).
     """
-    one, four, stages = work.step_seconds[1], work.step_seconds[4], work.stages
-    # one = (M + P - 1) t and four = (M / 4 + P - 1) t
-    microbatches = max(1, round((one - four) * (stages - 1) / (four - one / 4)))
-    each = one / (microbatches + stages - 1) * stages / layers
-    layer = Layer(each / 3, each * 2 / 3, parameters // layers)
+    fit = fitted(work, pipelines)
+    each = fit.each * work.stages / work.layers
+    layer = Layer(each / 3, each * 2 / 3, work.parameters // work.layers)
     return Profile(
         name=work.name,
-        layers=(layer,) * layers,
-        microbatches=microbatches // pipelines,
+        layers=(layer,) * work.layers,
+        microbatches=fit.microbatches // pipelines,
         pipelines=pipelines,
         samples_per_step=work.samples_per_step,
         steps=work.steps,
-        stages=stages,
-        most_stages=layers,
+        stages=work.stages,
+        most_stages=work.layers,
         source=f"fitted to {BAMBOO}",
     )
 

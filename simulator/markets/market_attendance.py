@@ -92,6 +92,10 @@ class Attendance:
                 layer_seconds=self._profile.layer_seconds,
             )
         )
+        if (
+            self._profile.pipelines > 1
+        ):  # the first heartbeat that tells of a link: shapes are weighed by what they send
+            self._tell(self._nodes.heartbeats(self._clock.now, self._cluster.bytes_per_second, (name,)))
 
     def _gone(self, name: str) -> None:
         """The machine was taken. Peers are those of the plan at this moment, not at the moment of noticing."""
@@ -104,6 +108,9 @@ class Attendance:
     def _missed(self, name: str, incarnation: int, peers: Iterable[str]) -> None:
         self._tell(reports.StreamBroken(name, incarnation, "its machine is gone"))
         for peer in peers:
+            known = self._coordinator.state.nodes.get(name)
+            if known is None or known.incarnation != incarnation:
+                return  # it is given up: what other peers say of it changes nothing
             reporter = self._nodes.here.get(peer)
             if reporter is not None:
                 self._tell(reports.PeerLost(peer, reporter.incarnation, name, incarnation, "the stream broke"))

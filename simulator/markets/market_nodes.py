@@ -1,6 +1,6 @@
 """The nodes of a simulated run: which layers each holds, where its time went, and what it would report of both."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from culm.coordinator import reports
@@ -69,12 +69,14 @@ class MarketNodes:
                 bubble=node.times.bubble + steps * spent.bubble,
             )
 
-    def heartbeats(self, now: float, bytes_per_second: float) -> reports.Heard:
+    def heartbeats(self, now: float, bytes_per_second: float, names: Collection[str] | None = None) -> reports.Heard:
+        """One of every node, or of these."""
         beats = (
             reports.Heartbeat(
                 node=name, incarnation=node.incarnation, times=node.times, bytes_per_second=bytes_per_second
             )
             for name, node in self.here.items()
+            if names is None or name in names
         )
         return reports.Heard(tuple((now, beat) for beat in beats))
 

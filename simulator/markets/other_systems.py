@@ -122,9 +122,9 @@ class Peer:
         self._pass()
         if name in self._account.rented:
             self._ready.add(name)
-            more = rate(self._work, len(self._ready), self._rule.any_nodes)
-            now = rate(self._work, len(self._active), self._rule.any_nodes)
-            if more > now and not self._pausing and (not self._rule.any_nodes or not self._active):
+            # Nodes that make no whole pipeline more are taken in with the next lost node, where they are of use.
+            more = rate(self._work, len(self._ready), any_nodes=False)
+            if more > rate(self._work, len(self._active), any_nodes=False) and not self._pausing:
                 self._pause()
 
     def _lose(self, name: str) -> None:

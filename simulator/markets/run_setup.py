@@ -16,6 +16,8 @@ class Choice:
 
     redundancy: str = "lazy"  # off | lazy | eager | auto
     ship_every: int = 0
+    copies: int = 2  # of every stage, the owner's among them
+    chooses_copies: bool = False  # whether they become more where nodes are lost in bulk: [resilience] copies = "auto"
     machines: int = 0  # rented at most; 0: as many as stages may be, and two spares
     begins_with: int = 0  # nodes that the run waits for before it begins; 0: one for each stage
     checkpoint_steps: int = 0  # 0: none
@@ -57,7 +59,8 @@ class StepTimes:
         """``seeds``: state is moving meanwhile."""
         useful = self.calm_step(plan).seconds + self._cluster.commit_seconds
         share = 0.0
-        # Where every stage has several owners they are its copies: nobody stands by.
+        # Where every stage has several owners they are its copies: nobody stands by. Where one has none but standbys,
+        # their bytes are in the sum, and the share comes on top.
         if self._choice.redundancy != "off" and any(len(stage.distinct_owners) == 1 for stage in plan.stages):
             share = self._cluster.eager_share if self._eager(plan) else self._cluster.lazy_share
         return Lengths(useful, useful * share, useful * SLOWDOWN if seeds else 0.0)

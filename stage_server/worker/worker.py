@@ -290,8 +290,7 @@ class Worker(Generic[V]):
     @property
     def waits_for_commit(self) -> bool:
         """Whether all that this node has to do in the running step is done."""
-        owned = self.runner.duties.owned
-        return bool(owned) and all(self.post.holds_whole(duty.stage) for duty in owned)
+        return bool(owned := self.runner.duties.owned) and all(self.post.holds_whole(duty.stage) for duty in owned)
 
     @property
     def awaited(self) -> Key | None:
@@ -321,7 +320,7 @@ class Worker(Generic[V]):
         if at.plan is None:
             return None
         summing = self.runner.summing.next_sum() or self.runner.summing.next_reduce()
-        # A duty may turn out to begin the step again: then compute drops what it has of it first.
+        # A duty may turn out to begin the step again: then compute drops what it has of it first. Checks come last.
         work = summing or self.runner.next_run() or self._arranging.take()
         return work or (self.checking.next() if self.waits_for_commit or not self.runner.duties.owned else None)
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from culm.coordinator import report_bounds as coordinator_bounds
+from culm.coordinator import request_bounds
 from culm.coordinator.decide import advance, begin
 from culm.coordinator.edges.translation import report_of
 from culm.coordinator.reports import Available, Joined
@@ -364,9 +365,9 @@ def test_what_nodes_report_is_taken(state: State) -> None:
 
 @pytest.mark.parametrize("at", ["x", ":", "12", "12:", "-1:2B3", "x" * 1000, "²:2B3"])
 def test_an_operator_who_names_no_instruction_is_told_so(at: str) -> None:
-    assert "names no instruction" in coordinator_bounds.kill_problem(pb.KillRequest(node="n0", at=at))
-    assert coordinator_bounds.kill_problem(pb.KillRequest(node="n0", at="12:2B3")) == ""
-    assert coordinator_bounds.drain_problem(pb.DrainRequest(node="../n0"))
+    assert "names no instruction" in request_bounds.kill_problem(pb.KillRequest(node="n0", at=at))
+    assert request_bounds.kill_problem(pb.KillRequest(node="n0", at="12:2B3")) == ""
+    assert request_bounds.drain_problem(pb.DrainRequest(node="../n0"))
 
 
 def test_a_stage_with_several_owners_names_a_reducer_of_each_layer() -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from culm.coordinator.placement import place, promote
 from culm.coordinator.step_cost import Situation, step_cost
+from culm.coordinator.zones import GRADIENT_BYTES
 from culm.pipeline.choice import Left, choose
 from culm.pipeline.flow import awaited
 from culm.pipeline.instruction import Duty, Instruction
@@ -19,22 +20,25 @@ from culm.simulator.markets.step_time import Durations, calm
 F, B = 0.01, 0.02
 D, M = 4, 4
 NODES = [f"n{i}" for i in range(8)]
-COSTS = (1.0, 1.0)
+PARAMETERS = 2.0**24  # of a layer: many chunks, which reducers divide evenly
+COSTS = (PARAMETERS, PARAMETERS)
 
 
 def work(stages: int = 2, hop: float = 0.0, sending: float = 0.0) -> GridWork:
     """A layer for each stage."""
     return GridWork(
         layers=(F + B,) * stages,
-        stages=(StageSeconds(F, B, sending),) * stages,
+        stages=(StageSeconds(F, B),) * stages,
         pipelines=D,
         microbatches=M,
         hop=hop,
+        parameters=(PARAMETERS,) * stages,
+        bytes_per_second=GRADIENT_BYTES * PARAMETERS / sending if sending else float("inf"),
     )
 
 
 def placed(nodes: int, stages: int = 2) -> Stages:
-    return place(NODES[:nodes], (1.0,) * stages, stages, copies=2, pipelines=D)
+    return place(NODES[:nodes], (PARAMETERS,) * stages, stages, copies=2, pipelines=D)
 
 
 def after(stages: Stages, *lost: str) -> Stages:
