@@ -58,7 +58,10 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         default=run,
         help="the run's name, and its keys' prefix in Redis; default: CULM_RUN, else culm",
     )
-    again = "its name, under which it leads at once after a restart; default: CULM_NAME, else host name and process id"
+    again = (
+        "its name, under which it leads at once after a restart; default: CULM_NAME, else its container's name, or host"
+        " name and process id"
+    )
     coordinator.add_argument("--name", type=name, default=env("CULM_NAME"), help=again)
     many = flags.whole(0, 100_000)
     wait = "nodes to wait for before training begins; default: CULM_NODES, else 0: one for each stage"
@@ -124,7 +127,7 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         "--name",
         type=name,
         default=env("CULM_NAME"),
-        help="its name; default: CULM_NAME, else host name and process id",
+        help="its name; default: CULM_NAME, else its container's name, or host name and process id",
     )
     for flag, variable, what in MACHINE:
         known = f"{what}; default: {variable}, else the cloud is asked"
@@ -220,8 +223,9 @@ def run_coordinator(arguments: argparse.Namespace) -> int:
     from culm.local.redis_server import EmbeddedRedis
     from culm.pipeline.identity_parts import parse_allowed
     from culm.pipeline.job import load_job
+    from culm.stage_server.own_name import own_name
 
-    name = arguments.name or f"{os.uname().nodename}-{os.getpid()}"
+    name = arguments.name or own_name()
     logs.set_up({"service": "coordinator", "run": arguments.run, "coordinator": name})
     logs.hide_secrets()
     if not arguments.job:

@@ -80,6 +80,7 @@ def ui(arguments: argparse.Namespace) -> int:
         "server.headless": "true",
         "server.fileWatcherType": "none",
         "browser.gatherUsageStats": "false",  # no request leaves the machine
+        "logger.hideWelcomeMessage": "true",  # it would ask another site for this machine's address
         "client.toolbarMode": "minimal",
         "runner.postScriptGC": "false",  # collects garbage after every drawing of every page: half of all time
         "client.showErrorDetails": "none",  # a page says what is wrong in a line; the log has the rest

@@ -49,6 +49,7 @@ def inside(container: str, script: str) -> str:
 def test_containers_are_killed_and_redis_stops_and_not_a_bit_changes(cluster: Project) -> None:
     with urllib.request.urlopen(f"http://127.0.0.1:{UI_PORT}/_stcore/health", timeout=30) as answer:
         assert answer.read() == b"ok"
+    assert "external IP" not in cluster.compose("logs", "ui"), "it asked another site for this machine's address"
     for kill, stage in enumerate((1, 0, 3)):
         told = cluster.until(lambda s, due=5 + 15 * kill: s["step"] >= due and s["exposure"] == SAFE)  # type: ignore[misc]
         lost = owner_of(stage, told)

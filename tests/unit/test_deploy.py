@@ -163,7 +163,7 @@ def test_another_job_of_compose_is_a_run_of_its_own() -> None:
     """Its nodes join that run alone, and it neither finds nor deletes the checkpoints of the others."""
     services = compose()["services"]
     assert services["coordinator"]["environment"]["CULM_RUN"] == services["stage"]["environment"]["CULM_RUN"]
-    assert "--set=checkpoint.url=file:///checkpoints${CULM_RUN:+/${CULM_RUN}}" in services["coordinator"]["command"]
+    assert "--set=checkpoint.url=file:///checkpoints${CULM_RUN:+/${CULM_RUN-}}" in services["coordinator"]["command"]
     assert make_parser().parse_args(services["coordinator"]["command"]).command is not None
 
 
