@@ -99,9 +99,9 @@ def test_a_node_whose_certificate_breaks_waits_no_longer_than_for_any_coordinato
 
 def test_a_node_that_is_dismissed_opens_no_other_stream(caplog: pytest.LogCaptureFixture) -> None:
     """It attended again every half second until it had ended, and said each time that the coordinator had gone."""
-    coordinator = Dismissing()
+    coordinator = Dismissing()  # type: ignore[abstract]
     server = grpc.server(ThreadPoolExecutor(2))
-    add_CoordinatorServicer_to_server(coordinator, server)  # type: ignore[abstract]
+    add_CoordinatorServicer_to_server(coordinator, server)
     address = f"127.0.0.1:{add_port(server, '127.0.0.1:0', insecure=True)}"
     server.start()
     orders = Orders(address, Announcing(lambda: None), DEADLINE, lambda why: None, Patience())
