@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -69,7 +70,7 @@ def test_containers_start_are_ready_and_end_in_their_grace(pods: dict[str, Pod],
         own = container("culm-stage" if name in STAGES else name)
         for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
             if kind in own:
-                until(f"{name}'s {kind}", lambda pod=pod, kind=kind: pod.passes(kind), everybody)
+                until(f"{name}'s {kind}", partial(pod.passes, kind), everybody)
         assert not pod.writes("/etc/a-file")
         assert pod.writes("/tmp/a-file")
     coordinator, *stages = (pods[name] for name in ("culm-coordinator", *STAGES))
@@ -82,7 +83,7 @@ def test_containers_start_are_ready_and_end_in_their_grace(pods: dict[str, Pod],
         return found is not None and found[1] in ("active", "spare")
 
     for stage in stages:
-        until(f"{stage.name} to have joined", lambda stage=stage: is_active(stage), everybody)
+        until(f"{stage.name} to have joined", partial(is_active, stage), everybody)
     assert stages[0].terminate() == 0
     events = coordinator.culm("events")
     assert f"{stages[0].name} has left: drained" in events

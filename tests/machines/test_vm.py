@@ -61,7 +61,7 @@ class Deployed:
             machine = self.machines[name]
             if cloud:
                 machine.in_cloud(cloud)
-                self.operator.until("the cloud", lambda machine=machine: "listening" in machine.log("cloud"))
+                self.operator.until("the cloud", machine.has_cloud)
             machine.cloud_init(user_data("stage", certificates, coordinator=at))
             machine.start()
         self.operator.until("the coordinator", lambda: "listening on" in self.coordinator.log("service"))
@@ -96,7 +96,7 @@ def test_each_service_dies_is_upgraded_or_cut_off_and_the_bits_stay(deployed: De
             deployed.until_joined(name, 1)
             if cloud:  # it is told to go, hands over, and stays down; another machine comes in its place
                 machines[name].notice()
-                operator.until(f"{name} to go", lambda name=name: machines[name].is_down)
+                operator.until(f"{name} to go", machines[name].is_down)
                 assert operator.times("left", name) == 1
                 (told,) = (e for e in operator.events("draining") if e["node"] == name)
                 assert any(f"{left} s are left" in told["text"] for left in range(110, 121)), told["text"]

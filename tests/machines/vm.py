@@ -78,6 +78,9 @@ class Machine:
         self._run(["ip", "address", "add", f"{ADDRESS}/32", "dev", "lo"])
         self._start("cloud", [sys.executable, "-m", "tests.machines.cloud", cloud])
 
+    def has_cloud(self) -> bool:
+        return "listening" in self.log("cloud")
+
     def notice(self) -> None:
         subprocess.run(["kill", "-USR1", str(self._processes["cloud"].pid)], check=True)
 
@@ -168,7 +171,6 @@ class Machine:
             self._again_at = 0.0
             self.start()
 
-    @property
     def is_down(self) -> bool:
         """Whether its service has ended and stays so."""
         return self._stopped
