@@ -5,7 +5,6 @@ As root, with Debian's redis-server, which knows TLS, and curl: ``make machines`
 
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -99,12 +98,3 @@ def test_containers_start_are_ready_and_end_in_their_grace(pods: dict[str, Pod],
     assert pods["culm-ui"].terminate() in (0, -15)
     assert coordinator.terminate() == 0
     assert pods["culm-redis"].terminate() == 0
-
-
-def test_kubectl_makes_of_the_page_what_it_applies() -> None:
-    if shutil.which("kubectl") is None:
-        pytest.skip("there is no kubectl")
-    words = ["kubectl", "kustomize", str(KUBERNETES)]
-    made = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout
-    assert made.count("\nkind: Deployment\n") == 3
-    assert "replicas: 5\n" in made
