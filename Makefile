@@ -8,7 +8,7 @@ INSTALLED := $(VENV)/installed
 WORKERS ?= 4
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test tests style types models notebook trackers wan slurm ray compose hostile browser bench tables soak site lint format protos clean
+.PHONY: help install demo test tests style types models notebook trackers wan machines slurm ray compose hostile browser bench tables soak site lint format protos clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | awk -F '\t' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -32,7 +32,7 @@ test: install style ## all checks: style, then types, imports and tests at once
 	@$(MAKE) --no-print-directory -j 2 types tests
 
 tests: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q tests --ignore tests/wan --ignore tests/compose --ignore tests/browser --ignore tests/models --ignore tests/notebook --ignore tests/engines
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q tests --ignore tests/wan --ignore tests/machines --ignore tests/compose --ignore tests/browser --ignore tests/models --ignore tests/notebook --ignore tests/engines
 
 models: install ## 80 models and 50 ways of training them, each on a grid that loses two nodes: the same bits?
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt pytorch_optimizer
@@ -49,6 +49,10 @@ trackers: install ## TensorBoard, trackio, Weights & Biases and MLflow: is every
 # Root makes network namespaces; CULM_WAN names the relay between them (tests/wan/network.py says what it is).
 wan: install ## nodes that are 20 ms apart, and cut off from each other; as root: CULM_WAN=RELAY make wan
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs tests/wan
+
+# Root makes namespaces. Kubernetes' part needs Debian's redis-server, since the wheel's knows no TLS, and curl.
+machines: install ## deploy/vm and deploy/kubernetes as they are, each machine a namespace of its own: the same bits; as root
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs tests/machines
 
 # Needs Debian's slurmctld, slurmd and munge, and root: the test starts them on loopback, and ends them.
 slurm: install ## culm up --on slurm: a real Slurm takes a machine, another one is lost; the same bits

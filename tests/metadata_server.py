@@ -3,7 +3,7 @@
 import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
@@ -25,9 +25,15 @@ AZURE_TEXTS = {"/metadata/instance/compute/location": b"westeurope", "/metadata/
 
 
 class MetadataServer:
-    """Answers from construction to ``close``. Nothing is announced at first."""
+    """Answers from construction to ``close``, for ``words`` alone, a cloud's first word of its paths each."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        address: tuple[str, int] = ("127.0.0.1", 0),
+        words: Collection[str] = ("latest", "computeMetadata", "metadata"),
+    ) -> None:
+        """Nothing is announced at first."""
+        self._words = words
         self.asked: list[str] = []  # method and path of every request, in order of arrival
         self._changed = threading.Condition()
         self._closed = False
@@ -53,9 +59,9 @@ class MetadataServer:
             def log_message(self, *_: object) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = ThreadingHTTPServer(address, Handler)
         self._server.daemon_threads = True
-        self.host = f"127.0.0.1:{self._server.server_port}"
+        self.host = f"{address[0]}:{self._server.server_port}"
         self.url = f"http://{self.host}"
         threading.Thread(target=self._server.serve_forever, args=(0.02,), name="metadata", daemon=True).start()
 
@@ -168,6 +174,8 @@ class MetadataServer:
 
     def _said(self, request: BaseHTTPRequestHandler, path: str, query: dict[str, str]) -> "Said":
         match path.split("/")[1]:
+            case word if word not in self._words:
+                return 404, b"", {}
             case "latest":
                 return self._aws(request, path, query)
             case "computeMetadata":

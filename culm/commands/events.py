@@ -49,7 +49,7 @@ def events(arguments: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             return 0
         except grpc.RpcError as error:
-            mend = "see whether the run has ended, or the coordinator's log"
+            mend = "call this again if the run goes on; else the coordinator's log says why it ended"
             raise JobError(f"the events broke off: {details(error)}", arguments.coordinator, mend) from error
     return 0
 

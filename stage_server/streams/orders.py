@@ -23,6 +23,7 @@
 #                                       needs a commit, and opens the next stream (rule 17)
 #     no Welcome for longer than        the process ends, and what it held is lost
 #       ``coordinator_timeout``
+#     the coordinator dismisses it      the process ends, and opens no other stream
 #     a peer tells of a higher term     the stream is cancelled: the next Join carries that term, and a coordinator of
 #                                       a lower one is refused (rule 12)
 #
@@ -287,6 +288,8 @@ class Orders:
                     self._listener.attached(announce)
                 else:
                     self._listener.order(order)
+                if order.WhichOneof("body") == "dismiss":
+                    self._closed.set()
         except (OtherPlan, Unfit) as error:
             if self._up is None:  # its Welcome was refused, as the next one will be
                 self._warn_once(f"this node does not attend the coordinator at {self._coordinator}: {error}")

@@ -30,6 +30,22 @@ class OneStream(CoordinatorServicer):
         next(request_iterator)
 
 
+class Dismissing(CoordinatorServicer):
+    """A coordinator that dismisses whoever has announced itself, and counts the streams."""
+
+    def __init__(self) -> None:
+        self.streams = 0
+
+    def Attend(  # noqa: N802
+        self, request_iterator: Iterator[pb.AttendRequest], context: grpc.ServicerContext
+    ) -> Iterator[pb.AttendResponse]:
+        self.streams += 1
+        next(request_iterator)
+        yield pb.AttendResponse(welcome=pb.Welcome(term=1))
+        next(request_iterator)
+        yield pb.AttendResponse(dismiss=pb.Dismiss(why="drained"))
+
+
 class Announcing:
     """A node that does something once it is welcomed, and then announces itself."""
 
@@ -79,3 +95,24 @@ def test_a_node_whose_certificate_breaks_waits_no_longer_than_for_any_coordinato
             server.stop(None)
     assert [text.partition(" for 1 s: ")[0] for text in why] == [f"no coordinator at {address}"]
     assert caplog.text.count("this is not a certificate") == 1, "once, and not at each attempt"
+
+
+def test_a_node_that_is_dismissed_opens_no_other_stream(caplog: pytest.LogCaptureFixture) -> None:
+    """It attended again every half second until it had ended, and said each time that the coordinator had gone."""
+    coordinator = Dismissing()  # type: ignore[abstract]
+    server = grpc.server(ThreadPoolExecutor(2))
+    add_CoordinatorServicer_to_server(coordinator, server)
+    address = f"127.0.0.1:{add_port(server, '127.0.0.1:0', insecure=True)}"
+    server.start()
+    orders = Orders(address, Announcing(lambda: None), DEADLINE, lambda why: None, Patience())
+    with caplog.at_level(logging.WARNING, "culm.orders"):
+        orders.start()
+        try:
+            (attending,) = (thread for thread in threading.enumerate() if thread.name == "orders")
+            attending.join(DEADLINE)
+            assert not attending.is_alive()
+        finally:
+            orders.close()
+            server.stop(None)
+    assert coordinator.streams == 1
+    assert caplog.text == ""
