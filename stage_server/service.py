@@ -28,6 +28,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 
 import grpc
@@ -261,8 +262,9 @@ class StageServer:
 
     def _tell_rest(self) -> None:
         """The last lines of the log, if a coordinator listens: the process ends."""
-        for beat in self._watch.rest(self.heartbeat) if self._orders.attends else ():
-            self._orders.report(pb.AttendRequest(heartbeat=beat))
+        with suppress(Exception):  # what has ended the process may be the heartbeat itself
+            for beat in self._watch.rest(self.heartbeat) if self._orders.attends else ():
+                self._orders.report(pb.AttendRequest(heartbeat=beat))
 
     def _end(self, code: int, error: str = "", anew: bool = False) -> None:
         if self._exit is None:

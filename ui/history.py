@@ -115,7 +115,9 @@ class History:
             case Used():
                 busy = sum(getattr(event, use) for use in USES)
                 sent, seen = sum(event.sent.values()), resources_of(event)
-                sample = Sample(event.incarnation, entry.time, event.bubble, busy, sent, seen)
+                sample = Sample(
+                    incarnation=event.incarnation, at=entry.time, bubble=event.bubble, busy=busy, sent=sent, took=seen
+                )
                 self.trends.take(event.node, sample)
             case Checkpointed():
                 self.checkpoint = event

@@ -115,7 +115,8 @@ class Live:
             busy = sum(getattr(node.times, use) for use in USES)
             if busy > 0:
                 seen = resources_from_proto(node.resources)
-                sample = Sample(node.incarnation, at, node.times.bubble, busy, sum(node.sent_bytes.values()), seen)
+                sent, bubble = sum(node.sent_bytes.values()), node.times.bubble
+                sample = Sample(incarnation=node.incarnation, at=at, bubble=bubble, busy=busy, sent=sent, took=seen)
                 self._history.trends.take(node.id, sample)
 
     def _read_on(self) -> bool:

@@ -22,13 +22,14 @@ LINES = 8  # nodes with a line each; of more, the middle, the spread and the wor
 WORST = 3
 
 
-class Sample(NamedTuple):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
     incarnation: int
     at: float  # unix seconds, of the coordinator's clock
     bubble: float  # seconds since the process started
     busy: float  # seconds of everything
     sent: int  # bytes
-    took: Resources = Resources()  # as of the node's last look, which may be some seconds older
+    took: Resources = field(default_factory=Resources)  # as of the node's last look, which may be some seconds older
 
 
 class Point(NamedTuple):

@@ -27,8 +27,7 @@ class Kept(NamedTuple):
     """A line as it is kept: as bytes, which take a quarter of what messages do. Sequences differ, and order them."""
 
     sequence: int
-    node: str
-    incarnation: int
+    whose: tuple[str, int]  # node and incarnation
     heard: float
     level: int
     line: bytes
@@ -64,7 +63,7 @@ class NodeLogs:
             del self._tails[next(iter(self._tails))]
         if tail.incarnation != incarnation:
             tail.incarnation, tail.number = incarnation, 0
-        heard = self._clock()
+        heard, whose = self._clock(), (node, incarnation)
         for line in lines:
             if line.number <= tail.number:
                 continue
@@ -73,7 +72,7 @@ class NodeLogs:
             self._sequence = max(self._sequence + 1, int(heard * 1e6))
             # A level that is not said, or that a later version knows, is one of the four.
             level = max(INFO, min(CRITICAL, line.level))
-            tail.lines.append(Kept(self._sequence, node, incarnation, heard, level, _harmless(line, level)))
+            tail.lines.append(Kept(self._sequence, whose, heard, level, _harmless(line, level)))
 
     def answer(self, request: pb.ListLogLinesRequest) -> pb.ListLogLinesResponse:
         """The newest lines that the request asks for, of all nodes in the order in which they came."""
@@ -96,6 +95,7 @@ def _harmless(line: pb.LogLine, level: "pb.LogLevel.ValueType") -> bytes:
 
 
 def _message(kept: Kept) -> pb.KeptLine:
-    found = pb.KeptLine(sequence=kept.sequence, node=kept.node, incarnation=kept.incarnation, heard=kept.heard)
+    node, incarnation = kept.whose
+    found = pb.KeptLine(sequence=kept.sequence, node=node, incarnation=incarnation, heard=kept.heard)
     found.line.MergeFromString(kept.line)
     return found

@@ -116,7 +116,7 @@ class Checking(Generic[V]):
     def audited(self, stage: int) -> tuple[Audited, ...]:
         """What was found of the forwards of a stage that this node has run again."""
         found = ((duty, m, digest) for (duty, m), digest in self._found.items() if duty.stage == stage)
-        return tuple(Audited(*duty, m, digest) for duty, m, digest in found if digest is not None)
+        return tuple(_said(duty, m, digest) for duty, m, digest in found if digest is not None)
 
     def taken(self, stage: int) -> tuple[Audited, ...]:
         """What this node, as an owner of the stage, has taken of the stage before: of each forward that is audited."""
@@ -130,5 +130,9 @@ class Checking(Generic[V]):
                 if before is None or auditor_of(plan, before.duty, m, at.era, at.version) is None:
                     continue
                 if (value := self._post.kept(at.result_of(before))) is not None:
-                    found.append(Audited(*before.duty, m, value.digest))
+                    found.append(_said(before.duty, m, value.digest))
         return tuple(found)
+
+
+def _said(duty: Duty, microbatch: int, digest: int) -> Audited:
+    return Audited(duty.pipeline, duty.stage, microbatch, digest)

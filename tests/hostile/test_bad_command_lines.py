@@ -129,6 +129,7 @@ OTHERS: dict[str, Case] = {
     "a cluster with a path": ("events --cluster ../x", "--cluster"),
     "logs of a cluster with a path": ("logs ../x", "NAME"),
     "no lines of logs": ("logs --tail 0", "--tail"),
+    "logs of no level": ("logs --node n0 --level loud", "--level"),
     "logs of a part of no cluster": ("logs nowhere --part n0", "there is no cluster of that name"),
     "runs in a folder that is not there": ("ui --runs nowhere", "nowhere"),
     "clusters with a word": ("clusters now", "now"),

@@ -25,11 +25,12 @@ def test_a_run_that_would_write_over_a_whole_checkpoint_does_not_begin(
     command: str, more: list[str], tmp_path: Path
 ) -> None:
     leave(tmp_path / "ck", 40)
+    leave(tmp_path / "elsewhere", 20)
     line = in_process(command, EXAMPLE, *SECTION, *more, folder=tmp_path, CULM_HOME=str(tmp_path / "home")).line
     assert f"culm {command}: checkpoint url ck: a whole checkpoint of step 40 lies there" in line
     assert "--resume ck" in line
     assert "--new-run" in line
-    assert [path.name for path in tmp_path.iterdir()] == ["ck"], "nothing has begun"
+    assert {path.name for path in tmp_path.iterdir()} == {"ck", "elsewhere"}, "nothing has begun"
 
 
 def test_one_url_in_two_spellings_is_one(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ def sampled(nodes: int = 1, seconds: int = 100, every: float = 2.0, bubble: floa
         for i in range(int(seconds / every) + 1):
             at = i * every
             share = min(1.0, bubble * (1 + n))
-            trends.take(f"n{n}", Sample(1, 1000.0 + at, share * at, at, int(1e6 * at)))
+            trends.take(f"n{n}", Sample(incarnation=1, at=1000.0 + at, bubble=share * at, busy=at, sent=int(1e6 * at)))
     return trends
 
 
@@ -28,8 +28,8 @@ def test_two_sums_give_what_was_between_them() -> None:
 
 def test_another_process_under_the_name_begins_anew() -> None:
     trends = sampled(seconds=10)
-    trends.take("n0", Sample(2, 1020.0, 0.0, 0.0, 0))
-    trends.take("n0", Sample(2, 1030.0, 5.0, 10.0, 100))
+    trends.take("n0", Sample(incarnation=2, at=1020.0, bubble=0.0, busy=0.0, sent=0))
+    trends.take("n0", Sample(incarnation=2, at=1030.0, bubble=5.0, busy=10.0, sent=100))
     shares = trends.bubble_share(1000.0, 1030.0)["n0"]
     assert [share for at, share in shares if at > 1020.0] == [0.5]
     assert [at for at, share in shares if isnan(share)] == [1020.0], "the line breaks off between them"
@@ -74,7 +74,9 @@ def test_a_share_of_processors_is_by_the_nodes_own_clock() -> None:
     for i in range(50):
         at = 2.0 * i
         seen = at - at % 5.0
-        trends.take("n0", Sample(1, 1000.0 + at, 0.0, at, 0, looked(seen, 1.5 * seen)))
+        trends.take(
+            "n0", Sample(incarnation=1, at=1000.0 + at, bubble=0.0, busy=at, sent=0, took=looked(seen, 1.5 * seen))
+        )
     shares = trends.cpu_share(1000.0, 1100.0)["n0"]
     assert len(shares) > 10
     assert {round(share, 6) for _, share in shares} == {0.75}
@@ -83,14 +85,21 @@ def test_a_share_of_processors_is_by_the_nodes_own_clock() -> None:
 def test_one_look_that_the_log_tells_rounded_is_no_time_without_work() -> None:
     trends = Trends()
     for i, (seconds, cpu) in enumerate(((5.0, 5.0), (10.0004, 10.0004), (10.001, 10.0), (15.0, 15.0))):
-        trends.take("n0", Sample(1, 1000.0 + 5 * i, 0.0, i, 0, looked(seconds, cpu)))
+        trends.take(
+            "n0", Sample(incarnation=1, at=1000.0 + 5 * i, bubble=0.0, busy=i, sent=0, took=looked(seconds, cpu))
+        )
     assert {round(share, 2) for _, share in trends.cpu_share(1000.0, 1020.0)["n0"]} == {0.5}
 
 
 def test_memory_is_what_was_there_at_the_last_look() -> None:
     trends = Trends()
     for i in range(4):
-        trends.take("n0", Sample(1, 1000.0 + 10 * i, 0.0, i, 0, looked(10.0 * i, 0.0, 100 * (i + 1))))
+        trends.take(
+            "n0",
+            Sample(
+                incarnation=1, at=1000.0 + 10 * i, bubble=0.0, busy=i, sent=0, took=looked(10.0 * i, 0.0, 100 * (i + 1))
+            ),
+        )
     assert [share for _, share in trends.memory_share(1000.0, 1040.0)["n0"]] == [0.2, 0.3, 0.4]
 
 
@@ -98,11 +107,13 @@ def test_who_has_no_accelerator_has_no_line() -> None:
     trends = Trends()
     for i in range(4):
         busy = looked(10.0 * i, 0.0, accelerator_busy=0.5, accelerator_used_bytes=30, accelerator_bytes=40)
-        trends.take("n0", Sample(1, 1000.0 + 10 * i, 0.0, i, 0, busy))
+        trends.take("n0", Sample(incarnation=1, at=1000.0 + 10 * i, bubble=0.0, busy=i, sent=0, took=busy))
         silent = looked(10.0 * i, 0.0, accelerator_used_bytes=10, accelerator_bytes=40)
-        trends.take("n1", Sample(1, 1000.0 + 10 * i, 0.0, i, 0, silent))
-        trends.take("n2", Sample(1, 1000.0 + 10 * i, 0.0, i, 0, looked(10.0 * i, 0.0)))
-        trends.take("n3", Sample(1, 1000.0 + 10 * i, 0.0, i, 0))
+        trends.take("n1", Sample(incarnation=1, at=1000.0 + 10 * i, bubble=0.0, busy=i, sent=0, took=silent))
+        trends.take(
+            "n2", Sample(incarnation=1, at=1000.0 + 10 * i, bubble=0.0, busy=i, sent=0, took=looked(10.0 * i, 0.0))
+        )
+        trends.take("n3", Sample(incarnation=1, at=1000.0 + 10 * i, bubble=0.0, busy=i, sent=0))
     assert set(trends.accelerator_share(1000.0, 1040.0)) == {"n0"}
     memory = trends.accelerator_memory_share(1000.0, 1040.0)
     assert {name: points[-1][1] for name, points in memory.items()} == {"n0": 0.75, "n1": 0.25}
