@@ -87,7 +87,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--stages", type=int, nargs="+", default=[4, 8])
     first = ["first"] if allowed() else []
-    parser.add_argument("--ways", nargs="+", default=["off", *first, "apart", "lazy", "eager", "torch", "bare"])
+    ways = ["off", *first, "apart", "lazy", "audited", "eager", "torch", "bare"]
+    parser.add_argument("--ways", nargs="+", choices=ways, default=ways)
     arguments = parser.parse_args()
     if "first" in arguments.ways and not first:
         parser.error("'first' gives real-time priorities: run it as root, or with CAP_SYS_NICE")
@@ -103,6 +104,9 @@ def main() -> None:
                     seconds = bare_step(stages, microbatches, arguments.steps)
                 elif way == "first":
                     seconds = culm_step(stages, microbatches, "off", arguments.steps, priorities=True)
+                elif way == "audited":
+                    audit = ["resilience.audit=0.05"]
+                    seconds = culm_step(stages, microbatches, "lazy", arguments.steps, changes=audit)
                 elif way == "apart":
                     seconds = culm_step(stages, microbatches, "off", arguments.steps, apart=True)
                 else:

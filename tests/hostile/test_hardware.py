@@ -63,7 +63,8 @@ def listed(folder: Path, hardware: str) -> tuple[Job, str]:
 
 
 @pytest.mark.skipif(USUAL == "DEFAULT", reason="this processor has no other instruction set than torch's default")
-@pytest.mark.parametrize("hardware", ["same", pytest.param("any", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("hardware", ["same", "any"])
 def test_a_node_with_another_instruction_set(hardware: str, tmp_path: Path) -> None:
     """It joined, and whatever it computed had other bits."""
     job, path = listed(tmp_path, hardware)

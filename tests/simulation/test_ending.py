@@ -39,7 +39,7 @@ def history_with_an_afterlife(seed: int, **rule: Any) -> Cluster:
 
 @pytest.mark.parametrize("fifty", range(400 if SOAK else 1))
 def test_the_weights_of_a_run_that_is_done_are_fetched_whatever_happens_before(fifty: int) -> None:
-    for seed in range(fifty * 50, fifty * 50 + (50 if SOAK else 20)):
+    for seed in range(fifty * 50, fifty * 50 + (50 if SOAK else 12)):
         history_with_an_afterlife(seed).run()
 
 

@@ -36,7 +36,7 @@ def history(seed: int) -> Cluster:
 
 @pytest.mark.parametrize("fifty", range(400 if SOAK else 2))
 def test_random_histories_end_exact(fifty: int) -> None:
-    for seed in range(fifty * 50, fifty * 50 + (50 if SOAK else 20)):
+    for seed in range(fifty * 50, fifty * 50 + (50 if SOAK else 12)):
         history(seed).run()
 
 
@@ -58,7 +58,7 @@ def history_with_outages(seed: int) -> Cluster:
 
 @pytest.mark.parametrize("fifty", range(300 if SOAK else 1))
 def test_random_outages_end_exact(fifty: int) -> None:
-    for seed in range(fifty * 50, fifty * 50 + (50 if SOAK else 20)):
+    for seed in range(fifty * 50, fifty * 50 + (50 if SOAK else 12)):
         history_with_outages(seed).run()
 
 
@@ -84,19 +84,19 @@ def eager_history(seed: int, eager: bool = True, splits: bool = False, ships: bo
 
 @pytest.mark.parametrize("fifty", range(300 if SOAK else 1))
 def test_random_histories_with_redundant_forwards_end_exact(fifty: int) -> None:
-    for seed in range(fifty * 50, fifty * 50 + (50 if SOAK else 20)):
+    for seed in range(fifty * 50, fifty * 50 + (50 if SOAK else 12)):
         eager_history(seed).run()
 
 
 @pytest.mark.parametrize("fifty", range(300 if SOAK else 1))
 def test_random_histories_with_shipped_gradients_end_exact(fifty: int) -> None:
-    for seed in range(fifty * 50, fifty * 50 + (50 if SOAK else 20)):
+    for seed in range(fifty * 50, fifty * 50 + (50 if SOAK else 12)):
         eager_history(seed, eager=seed % 3 == 0, splits=seed % 4 == 0, ships=True).run()
 
 
 @pytest.mark.parametrize("fifty", range(300 if SOAK else 1))
 def test_random_histories_of_backwards_in_two_halves_end_exact(fifty: int) -> None:
-    for seed in range(fifty * 50, fifty * 50 + (50 if SOAK else 20)):
+    for seed in range(fifty * 50, fifty * 50 + (50 if SOAK else 12)):
         eager_history(seed, eager=seed % 3 == 0, splits=True).run()
 
 

@@ -29,7 +29,7 @@ def history_of_changes(seed: int, disturb: int = 0) -> Cluster:
 
 @pytest.mark.parametrize("fifty", range(100 if SOAK else 1))
 def test_drains_and_joins_redo_nothing(fifty: int) -> None:
-    for seed in range(fifty * 50, fifty * 50 + (50 if SOAK else 20)):
+    for seed in range(fifty * 50, fifty * 50 + (50 if SOAK else 12)):
         cluster = history_of_changes(seed).run()
         executed = [x for node in cluster.every for x in node.executed]
         assert cluster.state.era == 0, f"seed {seed}: a drain rolled the run back"
@@ -38,7 +38,7 @@ def test_drains_and_joins_redo_nothing(fifty: int) -> None:
 
 @pytest.mark.parametrize("fifty", range(100 if SOAK else 1))
 def test_drains_joins_and_losses_end_exact(fifty: int) -> None:
-    for seed in range(fifty * 50, fifty * 50 + (50 if SOAK else 20)):
+    for seed in range(fifty * 50, fifty * 50 + (50 if SOAK else 12)):
         history_of_changes(seed, disturb=2).run()
 
 
@@ -60,7 +60,7 @@ def history_of_warnings(seed: int, disturb: int) -> Cluster:
 
 @pytest.mark.parametrize("fifty", range(40 if SOAK else 1))
 def test_warnings_redo_nothing_and_end_exact(fifty: int) -> None:
-    for seed in range(fifty * 50, fifty * 50 + (50 if SOAK else 20)):
+    for seed in range(fifty * 50, fifty * 50 + (50 if SOAK else 12)):
         cluster = history_of_warnings(seed, disturb=seed % 3).run()
         executed = [x for node in cluster.every for x in node.executed]
         if seed % 3 == 0:

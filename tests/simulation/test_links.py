@@ -29,7 +29,7 @@ def history_of_links(seed: int, disturb: int = 0, for_good: bool = False) -> Clu
 
 @pytest.mark.parametrize("fifty", range(100 if SOAK else 1))
 def test_broken_links_end_exact(fifty: int) -> None:
-    for seed in range(fifty * 50, fifty * 50 + (50 if SOAK else 20)):
+    for seed in range(fifty * 50, fifty * 50 + (50 if SOAK else 12)):
         history_of_links(seed, disturb=seed % 3).run()
 
 
@@ -41,6 +41,6 @@ def test_links_that_failed_once() -> None:
 @pytest.mark.parametrize("fifty", range(40 if SOAK else 1))
 def test_a_link_that_is_broken_for_good_costs_no_step(fifty: int) -> None:
     """One of its ends goes; the run goes on, and begins no new era."""
-    for seed in range(fifty * 50, fifty * 50 + (50 if SOAK else 20)):
+    for seed in range(fifty * 50, fifty * 50 + (50 if SOAK else 12)):
         cluster = history_of_links(seed, for_good=True).run()
         assert cluster.state.era == 0, f"seed {seed}: a broken link rolled the run back"

@@ -32,7 +32,7 @@ def history_with_checkpoints(seed: int, **rule: Any) -> Cluster:
 
 @pytest.mark.parametrize("fifty", range(200 if SOAK else 1))
 def test_rollbacks_to_a_checkpoint_end_exact(fifty: int) -> None:
-    for seed in range(fifty * 50, fifty * 50 + (50 if SOAK else 20)):
+    for seed in range(fifty * 50, fifty * 50 + (50 if SOAK else 12)):
         history_with_checkpoints(seed).run()
 
 

@@ -249,23 +249,23 @@ def test_the_machine_that_decides_is_the_coordinators() -> None:
 
 def test_the_command_prints_every_strategy_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "trace.jsonl"
-    words = ["simulate", "--hourly", "0.2", "--hours", "1", "--seed", "4", "--json"]
+    words = ["simulate", "--hourly", "0.2", "--hours", "0.25", "--seed", "4", "--json"]
     assert main([*words, "--write-trace", str(path)]) == 0
     drawn = json.loads(capsys.readouterr().out)
     alone = [f"culm, {redundancy}" for redundancy in ("off", "lazy", "eager", "auto")]
     assert [row["strategy"] for row in drawn["rows"]][-5:] == [*alone, "culm, grid"]
     assert len(drawn["rows"]) == 13
-    assert main(["simulate", "--trace", str(path), "--hours", "1", "--seed", "4", "--json"]) == 0
+    assert main(["simulate", "--trace", str(path), "--hours", "0.25", "--seed", "4", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == drawn
 
 
 def test_the_command_draws_where_the_time_went(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("vl_convert")
     path = tmp_path / "rows.svg"
-    assert main(["simulate", "--hourly", "0.2", "--hours", "1", "--plot", str(path)]) == 0
+    assert main(["simulate", "--hourly", "0.2", "--hours", "0.5", "--plot", str(path)]) == 0
     drawn = path.read_text()
     assert drawn.startswith("<svg")
-    assert all(words in drawn for words in ("culm, lazy", "checkpoint and restart", "bert, 1.0 h", "rollback"))
+    assert all(words in drawn for words in ("culm, lazy", "checkpoint and restart", "bert, 0.5 h", "rollback"))
 
 
 @pytest.mark.parametrize(
