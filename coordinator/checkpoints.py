@@ -72,11 +72,11 @@ def manifests_due(state: State) -> Decision:
     """Orders the manifests of steps whose state is beyond doubt.
 
     Where holders compare their state that is once the gate after the step's own has passed: files are read while
-    training goes on, so what they show is compared then (rule 25). Where no gate follows, after the last commit and in
-    a pause, it is at once.
+    training goes on, so what they show is compared then (rule 25). It is at once where no gate follows: after the last
+    commit and in a pause; or may follow: where every node is to go.
     """
     storage = state.storage
-    waits = state.settings.audits and not state.rests
+    waits = state.settings.audits and not state.rests and state.stopping is None
     due = tuple(x for x in storage.pending if not waits or x.step <= state.committed - 2)
     if not due:
         return state, ()

@@ -1,7 +1,11 @@
 """Who computes wrongly: what is told of the same thing twice, and what follows where it differs."""
 
+from dataclasses import replace
+
 import pytest
 
+from culm.coordinator import state as co
+from culm.coordinator.checkpoints import manifests_due
 from culm.coordinator.checks import (
     MOST_LIVES,
     MOST_OF_TWO,
@@ -12,7 +16,9 @@ from culm.coordinator.checks import (
     refusal,
     undecided,
 )
+from culm.coordinator.commands import WriteManifest
 from culm.pipeline.audits import Audited, auditor_of, audits_of, digest_of_numbers
+from culm.pipeline.identity import Identity
 from culm.pipeline.instruction import Duty
 from culm.pipeline.plan import Plan, StagePlan, Standby
 
@@ -111,6 +117,25 @@ def test_a_machine_that_is_found_again_is_not_let_in() -> None:
         checks, _ = noted(checks, Doubt("the state of layer 0", frozenset({"n0", "n1", "n2"}), frozenset({"n1"})))
     assert "n1 was found to compute wrongly 2 times" in refusal(checks, "n1")
     assert refusal(checks, "n0") == ""
+
+
+def test_a_checkpoint_waits_for_the_gate_after_it_unless_none_may_follow() -> None:
+    whole = WriteManifest(era=0, step=4, loss=0.5, fingerprint="", files={}, identity=Identity())
+    storage = co.Storage(pending=(whole,))
+    settings = co.Settings(stages=1, microbatches=1, steps=10, audits=True)
+    state = co.State(settings=settings, phase=co.Phase.RUNNING, committed=5, storage=storage)
+    assert manifests_due(state) == (state, ())
+    later, orders = manifests_due(replace(state, committed=6))
+    assert orders == (whole,)
+    assert later.storage.pending == ()
+    assert later.storage.ordered == {4}
+    for at_once in (
+        replace(state, phase=co.Phase.PAUSED),
+        replace(state, phase=co.Phase.DONE),
+        replace(state, stopping=co.Stopping(since=1.0)),
+        replace(state, settings=replace(settings, audits=False)),
+    ):
+        assert manifests_due(at_once)[1] == (whole,)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.05, 0.5, 1.0])
