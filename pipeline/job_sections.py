@@ -284,7 +284,9 @@ class ResilienceSection(Section):
     audit: Annotated[
         Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False, strict=False)],
         "the share of forwards that another holder of the stage runs once more, in bubbles, to find a machine that "
-        "computes wrongly; above 0 the holders of a stage also compare their state before each commit. 0: neither",
+        "computes wrongly; above 0 the holders of a stage also compare their state before each commit. With two copies "
+        "nobody knows at once which of two is wrong; [protocol.md](protocol.md#a-machine-that-computes-wrongly) says "
+        "what follows, and what is not found. 0: neither",
     ] = 0.0
     patience: Annotated[
         Annotated[float, Field(ge=SHORTEST, allow_inf_nan=False, strict=False)],

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from culm.commands.run import read_job, try_out
 from culm.local.kills import Kill
+from culm.pipeline.errors import JobError
 from culm.terminal import interrupts
 
 JOB = Path("examples/stdlib_gpt.toml")
@@ -38,6 +39,8 @@ def demo(arguments: argparse.Namespace) -> int:
     from culm.terminal.outcome import RunFailed
     from culm.terminal.progress import lost_nodes_table
 
+    if not JOB.exists():
+        raise JobError("the job that it trains is not here", str(JOB), "run culm demo in a clone of Culm's repository")
     job = read_job(str(JOB), OVERRIDES)
     nursery.warm_up()
     try_out(job)

@@ -98,7 +98,9 @@ def _await_address(folder: Path, keeper: "subprocess.Popen[bytes]") -> Record:
         said = last_words(lines_of(folder / "keeper.log")).removeprefix("culm up: ")
         raise JobError(f"the cluster did not come up: {said}", str(folder), "see the logs there")
     clusters.end(folder)
-    raise JobError(f"the coordinator does not listen after {START_SECONDS:g} s", str(folder), "see the logs there")
+    log = folder / "run" / "coordinator.log"
+    said = f": {found}" if (found := last_words(lines_of(log))) else ""
+    raise JobError(f"the coordinator does not listen after {START_SECONDS:g} s{said}", str(log), "see there")
 
 
 def _await_ui(folder: Path, record: Record, tell: Tell) -> Record:

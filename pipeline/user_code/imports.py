@@ -16,7 +16,10 @@ from culm.pipeline.text import closest
 # What user code may raise. SystemExit too: it would end the process without a word, and with exit code 0.
 RAISED = (Exception, SystemExit)
 # Where code lies that is not the job's: Python's own, and Culm's.
-_OTHERS = (f"{sysconfig.get_paths()['stdlib']}/", f"{Path(__file__).parents[2]}/")
+_OTHERS = (
+    *(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "scripts")),  # the second has the command's own
+    f"{Path(__file__).parents[2]}/",
+)
 
 _importing: ContextVar[str] = ContextVar("importing", default="")  # the module of the user's that is being imported
 
