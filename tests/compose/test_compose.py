@@ -103,9 +103,11 @@ def test_a_node_that_dies_comes_back_by_itself_and_nobody_sees_more_than_it_must
         told_mounts = json.loads(docker("inspect", "--format", "{{json .Mounts}}", container))
         assert len([m for m in told_mounts if m["Destination"] == "/tls" and not m["RW"]]) == 1
     password = inside(redis, "cat /tls/password").strip()
-    ask = "redis-cli --tls --cacert /tls/ca.crt ping"
-    assert "NOAUTH" in inside(redis, ask)
-    assert "PONG" in inside(redis, f"REDISCLI_AUTH={password} {ask}")
+    cli = "redis-cli --tls --cacert /tls/ca.crt"
+    assert "NOAUTH" in inside(redis, f"{cli} ping")
+    assert "PONG" in inside(redis, f"REDISCLI_AUTH={password} {cli} ping")
+    leader = inside(redis, f"REDISCLI_AUTH={password} {cli} get culm:culm:leader")
+    assert leader.startswith(f"{coordinator}:"), "the coordinator is called as docker ps calls it"
     assert password not in docker("inspect", coordinator)
     find_redis = "import socket; socket.getaddrinfo('redis', 6379)"
     with pytest.raises(EngineError, match="gaierror"):

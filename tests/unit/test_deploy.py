@@ -1,5 +1,6 @@
 """What stands in deploy/ is well formed, hangs together, and names only what there is."""
 
+import json
 import re
 import shlex
 import subprocess
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from culm.__main__ import MODULES, make_parser
+from culm.__main__ import HEALTH_SECONDS, MODULES, make_parser
 from culm.local.authority import SERVERS
 from culm.pipeline.job import load_job
 from culm.stage_server.notices.gcp import NOTICE
@@ -226,6 +227,24 @@ def test_compose_bounds_what_grows_and_takes_away_what_nobody_needs() -> None:
             assert service["read_only"] is True, name
             assert service["cap_drop"] == ["ALL"], name
             assert service["security_opt"] == ["no-new-privileges:true"], name
+
+
+def test_every_health_check_of_a_container_ends_before_docker_begins_the_next_one() -> None:
+    """Docker counts a check that takes longer than its timeout as failed, and lets it run on."""
+    joined = (ROOT / "Dockerfile").read_text().replace("\\\n", "")
+    asked = re.findall(r"^HEALTHCHECK (.*)CMD (\[.*\])$", joined, re.MULTILINE)
+    assert len(asked) == 3
+    for options, words in asked:
+        assert f"--timeout={HEALTH_SECONDS + 1}s" in options
+        program, first, *rest = json.loads(words)
+        if program == "python3":
+            assert rest[0].startswith(f"import signal; signal.alarm({HEALTH_SECONDS}); ")
+        else:
+            assert (program, first) == ("culm", "health")
+    for name, service in compose()["services"].items():
+        if test := service.get("healthcheck", {}).get("test"):
+            assert f" timeout -s KILL {HEALTH_SECONDS} " in test[-1], name
+            assert service["healthcheck"]["timeout"] == f"{HEALTH_SECONDS + 1}s", name
 
 
 def test_redis_is_reached_with_a_password_and_over_tls_or_from_its_own_machine_alone() -> None:
