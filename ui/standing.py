@@ -117,7 +117,7 @@ def result(look: Look, zone: tzinfo = UTC) -> list[tuple[str, str]]:
     if cost.tokens:
         parts.append(f"{money(cost.dollars_per_million_tokens)} for a million tokens")
     found.append(("cost", ", ".join(parts)))
-    lost = sum(1 for i in history.incidents if i.kind in ("lost", "rollback"))
+    lost = sum(i.lost for i in history.incidents)
     handed = sum(1 for i in history.incidents if i.kind == "handover")
     found.append(("nodes lost", f"{lost}; handed over in time: {handed}"))
     return found

@@ -12,6 +12,7 @@ from culm.ui.source import Source
 from culm.ui.words import moment
 
 SHOWN = 500
+WHEN = 170  # pixels
 OFFERED = sorted(kind for kind, known in KINDS.items() if known not in FREQUENT)
 
 
@@ -33,7 +34,8 @@ def listing(source: Source) -> None:
         width="stretch",
         height=560,
         key="events",
-        column_config={"what and why": st.column_config.TextColumn(width="large")},
+        column_config={"when": st.column_config.TextColumn(width=WHEN), "step": st.column_config.NumberColumn(width=90)}
+        | {"kind": st.column_config.TextColumn(width=150)},
         alt="Events, the newest first",
     )
     st.html(

@@ -53,7 +53,7 @@ def told(look: Look) -> list[markup.Figure]:
     rate = history.learning_rate
     loss = f"{history.losses[-1]:.4f}" if history.losses else "–"
     goodput = f"{cost.useful_seconds / cost.seconds:.1%}" if cost.seconds else "–"
-    lost = sum(1 for i in history.incidents if i.kind in ("lost", "rollback"))
+    lost = sum(i.lost for i in history.incidents)
     found = [
         ("Loss", loss, f"learning rate {rate:.3g}" if rate is not None else ""),
         ("Samples a second", f"{speed:,.0f}", note),
@@ -96,7 +96,7 @@ def draw_curves(look: Look, view: View, key: str, beside: bool = False) -> None:
     found, incidents = curves(view), marks(view)
     if not found:
         words = "No step is committed yet: the curves begin with the first one."
-        words = "The run's log is being read." if look.reading else words
+        words = "The run's log is being read." if look.reading or look.status.step else words
         st.html(markup.note("Nothing was committed in this time." if look.history.steps else words))
         return
     elapsed = view.zero is not None
