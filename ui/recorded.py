@@ -139,7 +139,7 @@ class Replay:
         status.job, status.cost = self.name, cost.dollars
         if status.awaited:
             status.stalled_seconds = at - self._times[-1] if self._times else 0.0
-        if len(self._times) > 1 and self._times[-1] > self._times[0]:
+        if status.phase == "running" and len(self._times) > 1 and self._times[-1] > self._times[0]:
             steps = (len(self._times) - 1) / (self._times[-1] - self._times[0])
             status.samples_per_second = steps * status.samples_per_step
         bills = {(n.node, n.incarnation): n for n in cost.nodes}

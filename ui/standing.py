@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from datetime import UTC, tzinfo
 
 from culm.pipeline.epochs import in_words
+from culm.protos import coordinator_pb2 as pb
 from culm.ui.look import Look
 from culm.ui.words import counted, moment, money, seconds_left, span
 
@@ -30,13 +31,19 @@ def is_done(look: Look) -> bool:
     return is_over(look) and look.status.phase != "failed" and look.history.failed is None
 
 
+def has_price(cost: pb.GetCostResponse) -> bool:
+    """Whether there is a price of any node: without one nothing is known of what the run costs."""
+    return bool(cost.dollars) or not cost.unpriced
+
+
 def standing(look: Look) -> Standing:
     status, history = look.status, look.history
     name = status.job or "no run"
     share = status.step / status.steps if status.steps else None
     if is_done(look):
         ended = f", after {span(history.done.time - history.begun)}" if history.done and history.begun else ""
-        trained = f"{status.step or history.steps_done():,} steps{ended}, for {money(look.cost.dollars)}"
+        paid = f", for {money(look.cost.dollars)}" if has_price(look.cost) else ""
+        trained = f"{status.step or history.steps_done():,} steps{ended}{paid}"
         return Standing(word="finished", tone="good", name=name, told=trained, share=1.0)
     where = f"step {status.step:,} of {status.steps:,}" if status.steps else "no step yet"
     epoch = in_words(status, status.step)
@@ -111,10 +118,11 @@ def result(look: Look, zone: tzinfo = UTC) -> list[tuple[str, str]]:
     if history.evaluations:
         step, values = max(history.evaluations.items())
         found.append((f"evaluated after step {step:,}", ", ".join(f"{n} {v:.4g}" for n, v in values.items())))
-    parts = [f"{money(cost.dollars)} in all"]
-    if cost.samples:
+    known = has_price(cost)
+    parts = [f"{money(cost.dollars)} in all" if known else "no price is known"]
+    if known and cost.samples:
         parts.append(f"{money(cost.dollars_per_thousand_samples)} for 1,000 samples")
-    if cost.tokens:
+    if known and cost.tokens:
         parts.append(f"{money(cost.dollars_per_million_tokens)} for a million tokens")
     found.append(("cost", ", ".join(parts)))
     lost = sum(i.lost for i in history.incidents)

@@ -12,7 +12,7 @@ from culm.ui.source import Source
 from culm.ui.words import moment
 
 SHOWN = 500
-WHEN = 170  # pixels
+WIDTHS = {"when": 170, "step": 80, "kind": 130, "what and why": 940}  # pixels; a wider page stretches them all
 OFFERED = sorted(kind for kind, known in KINDS.items() if known not in FREQUENT)
 
 
@@ -34,8 +34,7 @@ def listing(source: Source) -> None:
         width="stretch",
         height=560,
         key="events",
-        column_config={"when": st.column_config.TextColumn(width=WHEN), "step": st.column_config.NumberColumn(width=90)}
-        | {"kind": st.column_config.TextColumn(width=150)},
+        column_config={name: st.column_config.Column(width=width) for name, width in WIDTHS.items()},
         alt="Events, the newest first",
     )
     st.html(

@@ -181,7 +181,8 @@ def facts(incident: Incident, look: Look, zone: tzinfo) -> list[tuple[str, str]]
         found.append(("stages that it ran", incident.stages))
     if incident.heir:
         found.append(("heir", incident.heir))
-    found.append(("notice", span(incident.notice_seconds) if incident.notice_seconds is not None else "none"))
+    if incident.kind in ("lost", "handover"):
+        found.append(("notice", span(incident.notice_seconds) if incident.notice_seconds is not None else "none"))
     if incident.redone is not None:
         found.append(("instructions redone", str(incident.redone)))
     if charge is not None:

@@ -21,8 +21,8 @@ from culm.ui.screens.widgets import (
     zone_note,
 )
 from culm.ui.source import Source
-from culm.ui.standing import is_over, result
-from culm.ui.words import counted, money, zone_in_words
+from culm.ui.standing import has_price, is_over, result
+from culm.ui.words import counted, money, worth, zone_in_words
 
 SMALL = 6  # charts beside the loss
 
@@ -59,7 +59,7 @@ def told(look: Look) -> list[markup.Figure]:
         ("Samples a second", f"{speed:,.0f}", note),
         spent(look),
         ("Goodput", goodput, f"{counted(lost, 'node')} lost"),
-        ("Value", f"{cost.value:,.0f}", "samples/s for $1 an hour"),
+        ("Value", f"{cost.value:,.0f}" if has_price(cost) else "–", "samples/s for $1 an hour"),
         _price(look),
         ("Saved (on demand)", *_saved(cost.on_demand_dollars, cost.dollars)),
         ("Saved (checkpoints)", *_saved(cost.checkpoint_dollars, cost.dollars)),
@@ -75,8 +75,8 @@ def told(look: Look) -> list[markup.Figure]:
 def _price(look: Look) -> markup.Figure:
     cost = look.cost
     if cost.tokens:
-        return ("A million tokens", money(cost.dollars_per_million_tokens), f"{cost.tokens:,} so far")
-    price = money(cost.dollars_per_thousand_samples) if cost.samples else "–"
+        return ("A million tokens", worth(cost.dollars_per_million_tokens, has_price(cost)), f"{cost.tokens:,} so far")
+    price = worth(cost.dollars_per_thousand_samples, cost.samples > 0 and has_price(cost))
     return ("1,000 samples", price, f"{cost.samples:,} trained")
 
 

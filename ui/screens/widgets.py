@@ -16,7 +16,7 @@ from culm.ui.curves import Columns
 from culm.ui.look import Look
 from culm.ui.node_order import in_order
 from culm.ui.source import Source
-from culm.ui.standing import alerts, is_over, standing
+from culm.ui.standing import alerts, has_price, is_over, standing
 from culm.ui.words import literal, money, zone_in_words, zone_of
 
 log = logging.getLogger("culm.ui")
@@ -119,6 +119,8 @@ def height_of(rows: Sequence[object]) -> int | Literal["content"]:
 def spent(look: Look) -> markup.Figure:
     """The money that the run has cost."""
     cost = look.cost
+    if not has_price(cost):
+        return ("Spent", "–", "no price is known")
     return ("Spent", money(cost.dollars), "in all" if is_over(look) else f"{money(cost.dollars_per_hour)} an hour now")
 
 
