@@ -79,6 +79,7 @@ class Replay:
                 status.step, status.awaited = event.step, ""
                 status.phase, status.detail = "waiting", entry.text
                 self._times.clear()
+                self._without_a_plan()
             case Waiting():
                 status.phase, status.detail = "waiting", entry.text
             case Checkpointed():
@@ -113,6 +114,12 @@ class Replay:
             node.sent_bytes[peer] = count
         if event.seconds:
             node.resources.CopyFrom(resources_to_proto(resources_of(event)))
+
+    def _without_a_plan(self) -> None:
+        self._status.ClearField("plan")
+        self._exposed = {}
+        for node in self._nodes.values():
+            del node.stages[:], node.standby_of[:]
 
     def _planned(self, entry: Entry, event: Planned) -> None:
         status, stages = self._status, event.stages

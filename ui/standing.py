@@ -80,9 +80,9 @@ def alerts(look: Look) -> list[tuple[str, str]]:
             found.append(("bad", f"The run failed: {status.detail or why}"))
         return found
     if status.phase == "waiting":
-        found.append(("coming", f"Waiting: {status.detail.removeprefix('waiting ')}"))
+        found.append(("coming", _told("waiting", status.detail)))
     elif status.phase == "paused":
-        found.append(("coming", f"Paused: {status.detail.removeprefix('paused ')}"))
+        found.append(("coming", _told("paused", status.detail)))
     if status.stalled_seconds:
         found.append(("bad", f"No commit for {status.stalled_seconds:.0f} s. Waiting for {status.awaited}"))
     if status.checkpoint_fault:
@@ -95,6 +95,11 @@ def alerts(look: Look) -> list[tuple[str, str]]:
         more = f", and {counted(len(exposed) - EXPOSED_SHOWN, 'more stage')}" if len(exposed) > EXPOSED_SHOWN else ""
         found.append(("leaving", f"Without a hot standby: {named}{more}"))
     return found
+
+
+def _told(phase: str, detail: str) -> str:
+    """A phase and what it means now: the coordinator often begins with the phase itself."""
+    return f"{phase.capitalize()}{detail[len(phase):] if detail.startswith(phase) else f': {detail}'}"
 
 
 def exposure(seconds: float) -> str:

@@ -59,7 +59,7 @@ def told(look: Look) -> list[markup.Figure]:
         ("Samples a second", f"{speed:,.0f}", note),
         spent(look),
         ("Goodput", goodput, f"{counted(lost, 'node')} lost"),
-        ("Value", f"{cost.value:,.0f}" if has_price(cost) else "–", "samples/s for $1 an hour"),
+        ("Value", f"{cost.value:,.0f}" if cost.samples and has_price(cost) else "–", "samples/s for $1 an hour"),
         _price(look),
         ("Saved (on demand)", *_saved(cost.on_demand_dollars, cost.dollars)),
         ("Saved (checkpoints)", *_saved(cost.checkpoint_dollars, cost.dollars)),
