@@ -99,7 +99,7 @@ def alerts(look: Look) -> list[tuple[str, str]]:
 
 def _told(phase: str, detail: str) -> str:
     """A phase and what it means now: the coordinator often begins with the phase itself."""
-    return f"{phase.capitalize()}{detail[len(phase):] if detail.startswith(phase) else f': {detail}'}"
+    return f"{phase.capitalize()}{detail[len(phase) :] if detail.startswith(phase) else f': {detail}'}"
 
 
 def exposure(seconds: float) -> str:
