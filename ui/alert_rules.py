@@ -95,7 +95,7 @@ def _not_replaced(look: Look, now: float) -> Held | None:
     moments = [at for at, _ in history.population if now - QUARTER < at <= now]
     for at in sorted({now, *moments, now - QUARTER}, reverse=True):
         known = [count for when, count in history.population if at - HOUR <= when <= at]
-        lost = any(i.kind in ("lost", "rollback") and i.node and at - HOUR <= i.time <= at for i in history.incidents)
+        lost = any(i.lost and at - HOUR <= i.time <= at for i in history.incidents)
         if not lost or not known or known[-1] >= max(known):
             break
         since = at
@@ -200,7 +200,7 @@ RULES = (
         "CulmRolledBack",
         "warn",
         0.0,
-        "All copies of a stage were lost at once, and the run went back. Spread the nodes over more zones.",
+        "The run went back: all copies of a stage were lost at once, or nodes computed differently.",
         _answered(_rolled_back),
     ),
     Rule(

@@ -42,13 +42,14 @@ def config(scheme: str) -> Spec:
     return {
         "axis": axis,
         "axisX": {"grid": False, "tickCount": 8},
-        "axisY": {"tickCount": 4, "domain": False, "ticks": False},
+        "axisY": {"tickCount": 4, "domain": False, "ticks": False, "labelFlush": False},
         "legend": {"labelColor": muted, "titleColor": muted, "labelFontSize": 12, "symbolSize": 80},
         "view": {"stroke": None},
         "background": "transparent",
     }
 
 
+NO_ZEROS = "datum.value ? datum.label : '0'"  # not 0M, nor 0.0%
 CLOCK = {  # of an axis of time: whole days by their date, all else by the clock
     "milliseconds": "%H:%M:%S", "seconds": "%H:%M:%S", "minutes": "%H:%M", "hours": "%H:%M",
     "date": "%b %d", "week": "%b %d", "month": "%b %Y", "year": "%Y",
@@ -143,7 +144,7 @@ def trend_spec(title: str, form: str, scheme: str, zone: str, nodes: Sequence[st
     x: Spec = {"field": "x", "type": "temporal", "title": f"time ({zone})", "axis": {"format": CLOCK}}
     colours = [palette.RUNS[i % len(palette.RUNS)].on(scheme) for i in range(len(nodes))]
     colour = name("name", scale={"domain": list(nodes), "range": colours}, legend={"orient": "top", "columns": 6})
-    y = number("value", title, axis={"format": form}, scale={"zero": True})
+    y = number("value", title, axis={"format": form, "labelExpr": NO_ZEROS}, scale={"zero": True})
     layers: list[Spec] = [
         _incident_layer(x, scheme),
         {

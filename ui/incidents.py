@@ -12,7 +12,9 @@
 #     ----          ------                           -------                        --------
 #     lost          the node's last sign of life     its heir's first instruction   two copies of every stage again
 #     handover      the notice                       (nothing stopped)
-#     rollback      as of the lost node, if any      the first commit after         two copies of every stage
+#     rollback      as of the lost node, else the    the first commit after         two copies of every stage
+#                   last commit before
+#     differed      the last commit before           the first commit after         two copies of every stage
 #     coordinator   the last event before            the first commit after
 #     stall         the last commit before           the commit that ended it
 
@@ -22,8 +24,10 @@ from dataclasses import dataclass, field
 from culm.pipeline.money.codec import Entry
 from culm.pipeline.money.kinds import (
     Committed,
+    Differed,
     Done,
     Draining,
+    Failed,
     Hot,
     Joined,
     Left,
@@ -46,6 +50,7 @@ TITLES = {
     "lost": "{node} was lost",
     "handover": "{node} handed over and left",
     "rollback": "The run went back to step {step}",
+    "differed": "Nodes computed differently",
     "coordinator": "Another coordinator took over",
     "stall": "No step was committed",
 }
@@ -57,7 +62,7 @@ class Incident:
 
     sequence: int  # of the event that it began with
     kind: str
-    node: str  # empty where it was none
+    node: str  # empty where it was none; of ``differed`` those that are found to compute wrongly
     time: float  # on record, unix seconds
     step: int
     why: str
@@ -79,16 +84,28 @@ class Incident:
 
     @property
     def title(self) -> str:
+        if self.kind == "differed" and self.node:
+            return f"{self.node} computed wrongly"
         return TITLES[self.kind].format(node=self.node, step=self.step)
+
+    @property
+    def lost(self) -> bool:
+        """Whether it took a node away without notice."""
+        return self.kind in ("lost", "rollback", "differed") and bool(self.node)
+
+    @property
+    def back_to(self) -> int | None:
+        """The step that the run went back to."""
+        return next((e.event.step for e in self.story if isinstance(e.event, RolledBack)), None)
 
     def moments(self) -> list[tuple[str, float]]:
         """What happened, and how many milliseconds after the origin."""
-        first = {"handover": "left", "stall": "noticed", "coordinator": "the next one leads"}
+        first = {"handover": "left", "stall": "noticed", "coordinator": "the next one leads", "differed": "found"}
         again = {"lost": f"{self.heir or 'its heir'} begins", "stall": "committed"}
         since = self.detect_ms or 0.0
         found = [(first.get(self.kind, "declared lost" if self.node else "decided"), since)]
         later = (
-            ("plan without it" if self.node else "new plan", self.promote_ms),
+            ("plan without it" if self.node and self.kind != "differed" else "new plan", self.promote_ms),
             (again.get(self.kind, "training goes on"), self.resume_ms),
             ("step committed", self.recovered_ms),
             ("redundancy restored", self.restored_ms),
@@ -97,7 +114,8 @@ class Incident:
 
     def charge(self, interruptions: Iterable[pb.InterruptionCost]) -> pb.InterruptionCost | None:
         """What it cost, once that is known. A lost node that led to a rollback is charged as one."""
-        kinds = {"lost": ("lost",), "rollback": ("rollback", "lost")}.get(self.kind, (self.kind,))
+        back = ("rollback", "lost")
+        kinds = {"rollback": back, "differed": back}.get(self.kind, (self.kind,))
         near = [x for x in interruptions if x.kind in kinds and (not x.node or x.node == self.node)]
         return min(
             (x for x in near if abs(x.time - self.time) < 1.0), key=lambda x: abs(x.time - self.time), default=None
@@ -124,6 +142,10 @@ class Incidents:
                 if event.node not in self._draining:
                     self._notices[event.node] = entry.time
                     self._draining.add(event.node)
+            case Differed():
+                self._begin(entry, "differed", event.found, entry.text, self._since(self._committed, entry.time))
+            case Lost() if self._is_found(event.node):
+                self.found[-1].story.append(entry)
             case Lost() if not self._over:
                 self._begin(entry, "lost", event.node, event.evidence, event.detect_ms, event.stages)
             case Left() if not self._over:
@@ -141,7 +163,7 @@ class Incidents:
                 self._went_on(entry, event)
             case Committed() | Moving():
                 self._committed_at(entry)
-            case Hot() | Joined():
+            case Hot() | Joined() | Failed():
                 self._tell(entry)
             case Done() | Released():
                 self._over = True
@@ -172,19 +194,29 @@ class Incidents:
         self.found.append(begun)
         del self.found[:-KEPT]
 
+    def _is_found(self, node: str) -> bool:
+        """Whether the node is given up since it computes wrongly: that is told after the rollback."""
+        last = self.found[-1] if self.found else None
+        if last is None or last.kind != "differed" or last.promote_ms is not None:
+            return False
+        return node in last.node.split(", ")
+
     def _rolled_back(self, entry: Entry) -> None:
         self._over = False
         last = self.found[-1] if self.found else None
+        if last is not None and last.kind == "differed" and last.back_to is None and last.promote_ms is None:
+            last.story.append(entry)
+            return
         if last is not None and last.kind == "lost" and last.recovered_ms is None and last.restored_ms is None:
             last.kind, last.step = "rollback", entry.step
             last.story.append(entry)
         else:
-            self._begin(entry, "rollback", "", entry.text, None)
+            self._begin(entry, "rollback", "", entry.text, self._since(self._committed, entry.time))
 
     def _open(self) -> Iterable[Incident]:
         """Those that are not over, the newest first."""
         for incident in reversed(self.found):
-            if incident.kind in ("lost", "rollback"):
+            if incident.kind in ("lost", "rollback", "differed"):
                 if incident.restored_ms is not None:
                     return
                 yield incident
@@ -213,7 +245,7 @@ class Incidents:
 
     def _committed_at(self, entry: Entry) -> None:
         for incident in self.found[-1:]:
-            if incident.kind in ("rollback", "coordinator", "stall") and incident.resume_ms is None:
+            if incident.kind in ("rollback", "differed", "coordinator", "stall") and incident.resume_ms is None:
                 incident.resume_ms = (entry.time - incident.time) * 1e3
         if isinstance(entry.event, Committed):
             self._committed = entry.time

@@ -40,7 +40,7 @@ STATES = {
     "active": GOOD, "spare": RESTING, "draining": LEAVING, "joining": COMING, "detached": APART, "lost": BAD,
 }  # fmt: skip
 INCIDENTS = {
-    "lost": BAD, "handover": LEAVING, "rollback": APART, "coordinator": APART, "stall": BAD,
+    "lost": BAD, "handover": LEAVING, "rollback": APART, "differed": BAD, "coordinator": APART, "stall": BAD,
 }  # fmt: skip
 
 # ---- curves and shares -----------------------------------------------------------------------------------------------

@@ -79,6 +79,7 @@ class Replay:
                 status.step, status.awaited = event.step, ""
                 status.phase, status.detail = "waiting", entry.text
                 self._times.clear()
+                self._without_a_plan()
             case Waiting():
                 status.phase, status.detail = "waiting", entry.text
             case Checkpointed():
@@ -114,6 +115,12 @@ class Replay:
         if event.seconds:
             node.resources.CopyFrom(resources_to_proto(resources_of(event)))
 
+    def _without_a_plan(self) -> None:
+        self._status.ClearField("plan")
+        self._exposed = {}
+        for node in self._nodes.values():
+            del node.stages[:], node.standby_of[:]
+
     def _planned(self, entry: Entry, event: Planned) -> None:
         status, stages = self._status, event.stages
         status.generation = entry.generation
@@ -139,7 +146,7 @@ class Replay:
         status.job, status.cost = self.name, cost.dollars
         if status.awaited:
             status.stalled_seconds = at - self._times[-1] if self._times else 0.0
-        if len(self._times) > 1 and self._times[-1] > self._times[0]:
+        if status.phase == "running" and len(self._times) > 1 and self._times[-1] > self._times[0]:
             steps = (len(self._times) - 1) / (self._times[-1] - self._times[0])
             status.samples_per_second = steps * status.samples_per_step
         bills = {(n.node, n.incarnation): n for n in cost.nodes}

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from datetime import UTC, tzinfo
 
 from culm.pipeline.epochs import in_words
+from culm.protos import coordinator_pb2 as pb
 from culm.ui.look import Look
 from culm.ui.words import counted, moment, money, seconds_left, span
 
@@ -30,13 +31,19 @@ def is_done(look: Look) -> bool:
     return is_over(look) and look.status.phase != "failed" and look.history.failed is None
 
 
+def has_price(cost: pb.GetCostResponse) -> bool:
+    """Whether there is a price of any node: without one nothing is known of what the run costs."""
+    return bool(cost.dollars) or not cost.unpriced
+
+
 def standing(look: Look) -> Standing:
     status, history = look.status, look.history
     name = status.job or "no run"
     share = status.step / status.steps if status.steps else None
     if is_done(look):
         ended = f", after {span(history.done.time - history.begun)}" if history.done and history.begun else ""
-        trained = f"{status.step or history.steps_done():,} steps{ended}, for {money(look.cost.dollars)}"
+        paid = f", for {money(look.cost.dollars)}" if has_price(look.cost) else ""
+        trained = f"{status.step or history.steps_done():,} steps{ended}{paid}"
         return Standing(word="finished", tone="good", name=name, told=trained, share=1.0)
     where = f"step {status.step:,} of {status.steps:,}" if status.steps else "no step yet"
     epoch = in_words(status, status.step)
@@ -73,9 +80,9 @@ def alerts(look: Look) -> list[tuple[str, str]]:
             found.append(("bad", f"The run failed: {status.detail or why}"))
         return found
     if status.phase == "waiting":
-        found.append(("coming", f"Waiting: {status.detail.removeprefix('waiting ')}"))
+        found.append(("coming", _told("waiting", status.detail)))
     elif status.phase == "paused":
-        found.append(("coming", f"Paused: {status.detail.removeprefix('paused ')}"))
+        found.append(("coming", _told("paused", status.detail)))
     if status.stalled_seconds:
         found.append(("bad", f"No commit for {status.stalled_seconds:.0f} s. Waiting for {status.awaited}"))
     if status.checkpoint_fault:
@@ -88,6 +95,11 @@ def alerts(look: Look) -> list[tuple[str, str]]:
         more = f", and {counted(len(exposed) - EXPOSED_SHOWN, 'more stage')}" if len(exposed) > EXPOSED_SHOWN else ""
         found.append(("leaving", f"Without a hot standby: {named}{more}"))
     return found
+
+
+def _told(phase: str, detail: str) -> str:
+    """A phase and what it means now: the coordinator often begins with the phase itself."""
+    return f"{phase.capitalize()}{detail[len(phase) :] if detail.startswith(phase) else f': {detail}'}"
 
 
 def exposure(seconds: float) -> str:
@@ -111,13 +123,14 @@ def result(look: Look, zone: tzinfo = UTC) -> list[tuple[str, str]]:
     if history.evaluations:
         step, values = max(history.evaluations.items())
         found.append((f"evaluated after step {step:,}", ", ".join(f"{n} {v:.4g}" for n, v in values.items())))
-    parts = [f"{money(cost.dollars)} in all"]
-    if cost.samples:
+    known = has_price(cost)
+    parts = [f"{money(cost.dollars)} in all" if known else "no price is known"]
+    if known and cost.samples:
         parts.append(f"{money(cost.dollars_per_thousand_samples)} for 1,000 samples")
-    if cost.tokens:
+    if known and cost.tokens:
         parts.append(f"{money(cost.dollars_per_million_tokens)} for a million tokens")
     found.append(("cost", ", ".join(parts)))
-    lost = sum(1 for i in history.incidents if i.kind in ("lost", "rollback"))
+    lost = sum(i.lost for i in history.incidents)
     handed = sum(1 for i in history.incidents if i.kind == "handover")
     found.append(("nodes lost", f"{lost}; handed over in time: {handed}"))
     return found

@@ -19,6 +19,8 @@ CSS = (
 [data-testid="stVegaLiteChart"] { min-width: 0; }
 /* The run in one line. */
 .culm-head { display: flex; flex-wrap: wrap; gap: 0.2rem 0.7rem; align-items: baseline; line-height: 1.5; }
+.culm-head + [role="status"], .culm-head + .culm-firing { margin-top: 0.5rem; }
+.st-key-ring { align-items: center; }
 .culm-head strong { font-weight: 600; overflow-wrap: anywhere; }
 .culm-head > span:last-child { color: var(--culm-muted); }
 .culm-pill { color: var(--tone); border: 1px solid var(--tone); border-radius: 1rem; padding: 0 0.6rem;

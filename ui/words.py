@@ -14,6 +14,11 @@ def money(dollars: float) -> str:
     return f"{sign}${amount:.{min(6, 2 - math.floor(math.log10(amount)))}f}"
 
 
+def worth(dollars: float, known: bool) -> str:
+    """Money that is known only where a price is."""
+    return money(dollars) if known else "–"
+
+
 def literal(text: str) -> str:
     """Another process' words, escaped for Markdown: they make no link, picture, colour or formula."""
     return re.sub(r"www\.", r"www\.", re.sub(r"([\\`*_\[\]<>#|~$:&])", r"\\\1", text))

@@ -94,3 +94,37 @@ def test_copies_at_peers_count_as_redundancy() -> None:
     peers = [[0, 2, ["n1", "n2"], []], [2, 4, ["n2", "n1"], []]]
     events = [*a_run_with_a_lost_node()[:9], plan(10, 6.51, 4, peers)]
     assert folded(events).incidents[0].restored_ms == pytest.approx(10.0, abs=0.01)
+
+
+def test_a_node_that_computed_wrongly_is_one_incident_with_its_rollback_and_its_loss() -> None:
+    events = [
+        *a_run_with_a_lost_node(),
+        event(15, 12, "differed", 5, step=5, what="an output", found="n1"),
+        event(16, 12, "rollback", 2, step=2, era=1),
+        event(17, 12, "lost", 2, node="n1", evidence="it computes wrongly", detect_ms=200.0),
+        event(18, 13, "joined", 2, node="n1", incarnation=2),
+        plan(19, 14, 5, [[0, 2, ["n1"], [["n2", True]]], [2, 4, ["n2"], [["n1", True]]]]),
+        event(20, 15, "commit", 3, step=2, loss=1.8),
+        event(21, 20, "lost", 3, node="n1", evidence="its stream broke", detect_ms=40.0),
+    ]
+    differed, lost = folded(events).incidents[1:]
+    assert (differed.kind, differed.node, differed.step, differed.back_to) == ("differed", "n1", 5, 2)
+    assert differed.title == "n1 computed wrongly"
+    assert differed.lost
+    assert [entry.kind for entry in differed.story] == ["differed", "rollback", "lost", "joined", "plan"]
+    assert [what for what, _ in differed.moments()] == ["found", "new plan", "training goes on", "redundancy restored"]
+    assert differed.resume_ms == pytest.approx(3000.0)
+    assert (lost.kind, lost.why) == ("lost", "its stream broke"), "a later loss is one of its own"
+    charge = pb.InterruptionCost(kind="rollback", time=differed.time, dollars=0.5)
+    assert differed.charge([charge]) is charge
+
+
+def test_where_nobody_can_say_who_computes_wrongly_no_node_counts_as_lost() -> None:
+    events = [
+        *a_run_with_a_lost_node(),
+        event(15, 12, "differed", 5, step=5, what="an output", nodes="n1, n2", found=""),
+        event(16, 12, "failed", 5, step=5),
+    ]
+    differed = folded(events).incidents[-1]
+    assert (differed.title, differed.lost, differed.back_to) == ("Nodes computed differently", False, None)
+    assert [entry.kind for entry in differed.story] == ["differed", "failed"]

@@ -35,7 +35,7 @@ def test_a_finished_run_is_a_success_whoever_has_gone() -> None:
         assert is_done(each)
         assert standing(each).word == "finished"
         assert standing(each).tone == "good"
-        assert "steps, after 11 s, for $0.00" in standing(each).told
+        assert "steps, after 11 s" in standing(each).told
         assert not [words for tone, words in alerts(each) if tone in ("bad", "leaving")]
 
 
@@ -44,7 +44,7 @@ def test_what_there_is_of_a_finished_run() -> None:
     assert told["weights"] == "in the checkpoint s3://runs/5"
     assert told["ended"] == "1970-01-12 13:46:52, 11 s after the first plan"
     assert told["nodes lost"] == "1; handed over in time: 0"
-    assert told["cost"].startswith("$0.00 in all")
+    assert told["cost"] == "no price is known"
 
 
 def test_where_the_weights_are() -> None:

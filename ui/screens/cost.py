@@ -22,7 +22,8 @@ from culm.ui.screens.widgets import (
     zone_note,
 )
 from culm.ui.source import Source
-from culm.ui.words import clock, moment, money, size, span
+from culm.ui.standing import has_price
+from culm.ui.words import clock, moment, money, size, span, worth
 
 NAMED = 6  # nodes without a price that a warning names
 LISTED = 50  # interruptions, the newest
@@ -48,13 +49,13 @@ def figures(source: Source) -> None:
 
 def told(look: Look) -> list[markup.Figure]:
     cost = look.cost
-    lost = sum(x.dollars for x in cost.interruptions)
+    known, lost = has_price(cost), sum(x.dollars for x in cost.interruptions)
     return [
         spent(look),
-        ("1,000 samples", money(cost.dollars_per_thousand_samples) if cost.samples else "–", ""),
-        ("A million tokens", money(cost.dollars_per_million_tokens) if cost.tokens else "–", ""),
-        ("Transfer", money(cost.transfer_dollars), f"{size(cost.crossing_bytes)} between zones"),
-        ("Lost to interruptions", money(lost), f"{lost / cost.dollars:.1%} of it" if cost.dollars else ""),
+        ("1,000 samples", worth(cost.dollars_per_thousand_samples, known and cost.samples > 0), ""),
+        ("A million tokens", worth(cost.dollars_per_million_tokens, known and cost.tokens > 0), ""),
+        ("Transfer", worth(cost.transfer_dollars, known), f"{size(cost.crossing_bytes)} between zones"),
+        ("Lost to interruptions", worth(lost, known), f"{lost / cost.dollars:.1%} of it" if cost.dollars else ""),
     ]
 
 
@@ -115,6 +116,6 @@ def bill(node: pb.NodeCost, zone: tzinfo) -> dict[str, str]:
         "for": span(until - node.joined) if until else "",
         "$/h": f"{node.price_per_hour:.2f}" if node.price_per_hour else "–",
         "on demand": f"{node.on_demand_per_hour:.2f}" if node.on_demand_per_hour else "–",
-        "bill": money(node.dollars),
+        "bill": worth(node.dollars, bool(node.price_per_hour or node.dollars)),
         "price from": node.source,
     }

@@ -12,6 +12,7 @@ from culm.ui.source import Source
 from culm.ui.words import moment
 
 SHOWN = 500
+WIDTHS = {"when": 170, "step": 80, "kind": 130, "what and why": 940}  # pixels; a wider page stretches them all
 OFFERED = sorted(kind for kind, known in KINDS.items() if known not in FREQUENT)
 
 
@@ -33,7 +34,7 @@ def listing(source: Source) -> None:
         width="stretch",
         height=560,
         key="events",
-        column_config={"what and why": st.column_config.TextColumn(width="large")},
+        column_config={name: st.column_config.Column(width=width) for name, width in WIDTHS.items()},
         alt="Events, the newest first",
     )
     st.html(

@@ -1,11 +1,13 @@
 """Every incident: a node that went, a rollback, another coordinator, a stall. One of them has a page of its own."""
 
+from collections import Counter
 from datetime import tzinfo
 from functools import partial
 
 import streamlit as st
 
 from culm.pipeline.money.codec import Entry
+from culm.pipeline.money.kinds import Differed
 from culm.ui import markup
 from culm.ui.curves import View
 from culm.ui.incidents import Incident
@@ -14,13 +16,22 @@ from culm.ui.screens import log_lines
 from culm.ui.screens.overview import draw_curves
 from culm.ui.screens.widgets import TABLE_SECONDS, TEXT_SECONDS, height_of, panel, show_banner, zone, zone_note
 from culm.ui.source import Source
-from culm.ui.words import after, clock, milliseconds, moment, money, span
+from culm.ui.standing import is_over
+from culm.ui.words import after, clock, counted, milliseconds, moment, money, span
 
-TONES = {"lost": "bad", "stall": "bad", "handover": "leaving", "rollback": "apart", "coordinator": "apart"}
+TONES = {
+    "lost": "bad",
+    "stall": "bad",
+    "differed": "bad",
+    "handover": "leaving",
+    "rollback": "apart",
+    "coordinator": "apart",
+}
 AROUND_SECONDS = 30.0  # before and after an incident, in its charts at least
 ORIGINS = {
     "lost": "last sign of life",
     "rollback": "last sign of life",
+    "differed": "last commit",
     "handover": "notice",
     "coordinator": "last event before",
     "stall": "last commit",
@@ -79,17 +90,17 @@ def select(key: str) -> None:
 def told(look: Look) -> list[markup.Figure]:
     """All incidents in figures."""
     found, cost = look.history.incidents, look.cost
-    lost = [i for i in found if i.kind in ("lost", "rollback")]
-    resumed = sorted(i.resume_ms for i in lost if i.resume_ms is not None and i.kind == "lost")
-    others = len(found) - len(lost) - sum(i.kind == "handover" for i in found)
+    resumed = sorted(i.resume_ms for i in found if i.resume_ms is not None and i.kind == "lost")
+    kinds = Counter(i.kind for i in found)
+    back = sum(i.back_to is not None for i in found)
     return [
-        ("Nodes lost", str(len(lost)), f"{sum(i.kind == 'rollback' for i in found)} rollbacks"),
-        ("Handed over in time", str(sum(i.kind == "handover" for i in found)), ""),
+        ("Nodes lost", str(sum(i.lost for i in found)), counted(back, "rollback")),
+        ("Handed over in time", str(kinds["handover"]), ""),
         ("Resumed after", milliseconds(resumed[len(resumed) // 2] if resumed else None), "median of lost nodes"),
         ("Instructions redone", f"{sum(i.redone or 0 for i in found):,}", ""),
         ("Time lost", f"{sum(x.seconds for x in cost.interruptions):.1f} s", ""),
         ("Cost", money(sum(x.dollars for x in cost.interruptions)), ""),
-        ("Others", str(others), "stalls, coordinators"),
+        ("Others", str(kinds["stall"] + kinds["coordinator"]), "stalls, coordinators"),
     ]
 
 
@@ -141,7 +152,7 @@ def detail(source: Source) -> None:
         moments = incident.moments()
         clocks = [clock(incident.origin + ms / 1e3, here) for _, ms in moments]
         if incident.detect_ms is not None or len(moments) > 1:
-            origin = ORIGINS[incident.kind] if incident.detect_ms is not None else "decided"
+            origin = origin_of(incident) if incident.detect_ms is not None else "decided"
             st.html(markup.time_line(moments, origin, tone, clocks))
     with right:
         st.html(markup.facts(facts(incident, look, here)))
@@ -151,19 +162,34 @@ def detail(source: Source) -> None:
     st.html(markup.note(f"{EXPLAINED} {zone_note(look)}"))
 
 
+def origin_of(incident: Incident) -> str:
+    """What all its times count from, in words."""
+    return "last commit" if incident.kind == "rollback" and not incident.node else ORIGINS[incident.kind]
+
+
 def facts(incident: Incident, look: Look, zone: tzinfo) -> list[tuple[str, str]]:
     charge = incident.charge(look.cost.interruptions)
-    found = [("origin", f"{moment(incident.origin, zone)} ({ORIGINS[incident.kind]})"), ("step", f"{incident.step:,}")]
+    found = [("origin", f"{moment(incident.origin, zone)} ({origin_of(incident)})"), ("step", f"{incident.step:,}")]
+    event = incident.story[0].event
+    if isinstance(event, Differed):
+        found.append(("what differs", event.what))
+        found.append(("nodes that differ", event.nodes or "one of them has gone"))
+        found.append(("computes wrongly", event.found or "nobody can say yet"))
+    if incident.back_to is not None:
+        found.append(("went back to", f"step {incident.back_to:,}"))
     if incident.stages:
         found.append(("stages that it ran", incident.stages))
     if incident.heir:
         found.append(("heir", incident.heir))
-    found.append(("notice", span(incident.notice_seconds) if incident.notice_seconds is not None else "none"))
+    if incident.kind in ("lost", "handover"):
+        found.append(("notice", span(incident.notice_seconds) if incident.notice_seconds is not None else "none"))
     if incident.redone is not None:
         found.append(("instructions redone", str(incident.redone)))
     if charge is not None:
         found.append(("time lost", f"{charge.seconds:.2f} s"))
         found.append(("cost", money(charge.dollars)))
+    elif is_over(look) and incident.kind != "handover":
+        found.append(("cost", "no commit followed, which would have told it"))
     elif incident.kind != "handover":
         found.append(("cost", "not known yet: the next commit tells it"))
     return found

@@ -44,10 +44,11 @@ def of_the_lost(source: Source, incident: Incident) -> None:
     """What a node said last before it was given up."""
     if not incident.node or source.still:
         return
-    found = source.log_lines(incident.node, "info")
-    before = [kept for kept in found.lines if kept.heard <= incident.time + LATE_SECONDS]
-    st.html(markup.chart_title(f"the last log lines of {incident.node}", ""))
-    st.html(_drawn(found, before[-LAST:], f"The last log lines of {incident.node}", zone()))
+    for node in incident.node.split(", "):
+        found = source.log_lines(node, "info")
+        before = [kept for kept in found.lines if kept.heard <= incident.time + LATE_SECONDS]
+        st.html(markup.chart_title(f"the last log lines of {node}", ""))
+        st.html(_drawn(found, before[-LAST:], f"The last log lines of {node}", zone()))
 
 
 def _drawn(found: LogLines, lines: "list[pb.KeptLine] | tuple[pb.KeptLine, ...]", caption: str, here: tzinfo) -> str:

@@ -6,7 +6,7 @@ import streamlit as st
 
 from culm.protos import coordinator_pb2 as pb
 from culm.ui import markup
-from culm.ui.charts import bubble_share, busy_seconds
+from culm.ui.charts import bubble_share
 from culm.ui.curves import RANGES
 from culm.ui.look import Look
 from culm.ui.node_order import in_order
@@ -23,7 +23,7 @@ from culm.ui.screens.widgets import (
 )
 from culm.ui.source import Source
 from culm.ui.standing import is_over
-from culm.ui.words import counted, money, size
+from culm.ui.words import counted, size, worth
 
 
 def show(source: Source) -> None:
@@ -52,7 +52,7 @@ def listing(source: Source) -> None:
         width="stretch",
         height=height_of(found),
         key="nodes",
-        column_config={"bubble": st.column_config.ProgressColumn(format="percent", min_value=0.0, max_value=1.0)},
+        column_config={"bubble": st.column_config.ProgressColumn(format="%.0f%%", min_value=0.0, max_value=100.0)},
         alt="The nodes",
     )
 
@@ -74,19 +74,20 @@ def row(node: pb.NodeStatus, look: Look) -> dict[str, object]:
     """A line of the table. What a node was paid ends with the run."""
     machine = node.machine
     bill = next((b for b in look.cost.nodes if (b.node, b.incarnation) == (node.id, node.incarnation)), None)
+    paid = bill.dollars if bill else node.spent
     return {
         "node": node.id,
         "state": node.state,
         "stages": ", ".join(map(str, node.stages)),
         "stands by for": ", ".join(map(str, node.standby_of)),
         "runs now": node.instruction,
-        "bubble": bubble_share(node) if busy_seconds(node) else 0.0,
+        "bubble": 100.0 * bubble_share(node),
         "memory": memory(node.resources),
         "sent": size(sum(node.sent_bytes.values())),
         "machine": " ".join(filter(None, (machine.provider, machine.instance_type, machine.market))),
         "zone": node.zone,
         "$/h": f"{node.price_per_hour:.2f}" if node.price_per_hour else "–",
-        "spent": money(bill.dollars if bill else node.spent),
+        "spent": worth(paid, bool(node.price_per_hour or paid)),
         "address": node.address,
         "process": str(node.pid or "–"),
     }

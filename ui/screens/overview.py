@@ -21,8 +21,8 @@ from culm.ui.screens.widgets import (
     zone_note,
 )
 from culm.ui.source import Source
-from culm.ui.standing import is_over, result
-from culm.ui.words import counted, money, zone_in_words
+from culm.ui.standing import has_price, is_over, result
+from culm.ui.words import counted, money, worth, zone_in_words
 
 SMALL = 6  # charts beside the loss
 
@@ -53,13 +53,13 @@ def told(look: Look) -> list[markup.Figure]:
     rate = history.learning_rate
     loss = f"{history.losses[-1]:.4f}" if history.losses else "–"
     goodput = f"{cost.useful_seconds / cost.seconds:.1%}" if cost.seconds else "–"
-    lost = sum(1 for i in history.incidents if i.kind in ("lost", "rollback"))
+    lost = sum(i.lost for i in history.incidents)
     found = [
         ("Loss", loss, f"learning rate {rate:.3g}" if rate is not None else ""),
         ("Samples a second", f"{speed:,.0f}", note),
         spent(look),
         ("Goodput", goodput, f"{counted(lost, 'node')} lost"),
-        ("Value", f"{cost.value:,.0f}", "samples/s for $1 an hour"),
+        ("Value", f"{cost.value:,.0f}" if cost.samples and has_price(cost) else "–", "samples/s for $1 an hour"),
         _price(look),
         ("Saved (on demand)", *_saved(cost.on_demand_dollars, cost.dollars)),
         ("Saved (checkpoints)", *_saved(cost.checkpoint_dollars, cost.dollars)),
@@ -75,8 +75,8 @@ def told(look: Look) -> list[markup.Figure]:
 def _price(look: Look) -> markup.Figure:
     cost = look.cost
     if cost.tokens:
-        return ("A million tokens", money(cost.dollars_per_million_tokens), f"{cost.tokens:,} so far")
-    price = money(cost.dollars_per_thousand_samples) if cost.samples else "–"
+        return ("A million tokens", worth(cost.dollars_per_million_tokens, has_price(cost)), f"{cost.tokens:,} so far")
+    price = worth(cost.dollars_per_thousand_samples, cost.samples > 0 and has_price(cost))
     return ("1,000 samples", price, f"{cost.samples:,} trained")
 
 
@@ -96,7 +96,7 @@ def draw_curves(look: Look, view: View, key: str, beside: bool = False) -> None:
     found, incidents = curves(view), marks(view)
     if not found:
         words = "No step is committed yet: the curves begin with the first one."
-        words = "The run's log is being read." if look.reading else words
+        words = "The run's log is being read." if look.reading or look.status.step else words
         st.html(markup.note("Nothing was committed in this time." if look.history.steps else words))
         return
     elapsed = view.zero is not None

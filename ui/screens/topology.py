@@ -32,4 +32,5 @@ def picture(source: Source) -> None:
             st.image(ring_svg(status, lost, scheme()), width=860, alt=in_words(status, lost))
         with st.container(key="map"):
             st.html(whole)
-    st.html(markup.note(f"Plan {status.generation}: {status.plan.reason}"))
+    if status.plan.reason:
+        st.html(markup.note(f"Plan {status.generation}: {status.plan.reason}"))

@@ -14,8 +14,9 @@ from culm.ui import markup
 from culm.ui.charts import Spec
 from culm.ui.curves import Columns
 from culm.ui.look import Look
+from culm.ui.node_order import in_order
 from culm.ui.source import Source
-from culm.ui.standing import alerts, is_over, standing
+from culm.ui.standing import alerts, has_price, is_over, standing
 from culm.ui.words import literal, money, zone_in_words, zone_of
 
 log = logging.getLogger("culm.ui")
@@ -118,6 +119,8 @@ def height_of(rows: Sequence[object]) -> int | Literal["content"]:
 def spent(look: Look) -> markup.Figure:
     """The money that the run has cost."""
     cost = look.cost
+    if not has_price(cost):
+        return ("Spent", "–", "no price is known")
     return ("Spent", money(cost.dollars), "in all" if is_over(look) else f"{money(cost.dollars_per_hour)} an hour now")
 
 
@@ -134,7 +137,7 @@ def preempt(source: Source) -> None:
 
 @st.dialog("Preempt a node", icon=":material/bolt:")
 def _ask(source: Source) -> None:
-    nodes = {node.id: node for node in sorted(source.look().status.nodes, key=lambda node: node.id)}
+    nodes = {node.id: node for node in sorted(source.look().status.nodes, key=in_order)}
     st.html(markup.note("Its process ends at once, as on a spot market: kill -9, without notice."))
     chosen = st.selectbox("Node", list(nodes), key="victim")
     node = nodes.get(chosen or "")
