@@ -76,7 +76,7 @@ def manifests_due(state: State) -> Decision:
     commit and in a pause; or may follow: where every node is to go.
     """
     storage = state.storage
-    waits = state.settings.audits and not state.rests and state.stopping is None
+    waits = state.settings.audit > 0.0 and not state.rests and state.stopping is None
     due = tuple(x for x in storage.pending if not waits or x.step <= state.committed - 2)
     if not due:
         return state, ()

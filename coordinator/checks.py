@@ -8,6 +8,10 @@
 #
 # Where two differ one of them is wrong. Of three and more the few are. Of two nobody can say which: both are in doubt,
 # and it is remembered. Whoever is in doubt with two others, which are not with each other, is the one.
+#
+# How far back a doubt reaches: a machine that is wrong now and then passes many audits. So one that agrees proves
+# little where not all forwards are audited; a row of them proves that the machine was right when the row began. Of one
+# that is wrong in half of its forwards a row of 16 comes once in 65,000.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,6 +25,8 @@ DOUBTS_KEPT = 64
 MOST_LIVES = 2  # of a node that was found to compute wrongly: its machine is not let in again
 # Times in a row that the same two nodes may differ: with nobody else to ask, to go back once more changes nothing.
 MOST_OF_TWO = 12
+
+PROOF = 16  # audits in a row
 
 Forward = tuple[int, int, int]  # pipeline, stage, microbatch
 
@@ -46,7 +52,9 @@ class Checks:
     doubted: tuple[int, int] = (0, 0)  # checkpoints after the first step, up to the second, are struck off
     in_a_row: int = 0  # doubts since the last commit
     found: Mapping[str, int] = field(default_factory=dict)  # node -> how often it was found to compute wrongly
-    cleared: Mapping[str, int] = field(default_factory=dict)  # node -> the last step in which what it computed agreed
+    # Node -> the steps of its last audits, those that agreed in a row; and the last step at which a row of them began.
+    passed: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    good: Mapping[str, int] = field(default_factory=dict)
 
     def told(
         self, node: str, first_layer: int, states: Sequence[int], taken: Sequence[Audited], audited: Sequence[Audited]
@@ -64,17 +72,27 @@ class Checks:
             audited={**{_of(x): (node, x.digest) for x in audited}, **self.audited},
         )
 
-    def after_step(self, step: int, plan: Plan) -> "Checks":
-        """The step is committed: nothing that was told of it differed."""
+    def after_step(self, step: int, plan: Plan, proof: int = PROOF) -> "Checks":
+        """The step is committed: nothing that was told of it differed. ``proof``: agreeing audits that make a row."""
         if not (self.states or self.taken or self.audited or self.in_a_row):
             return self
-        agreed = {auditor for auditor, _ in self.audited.values()}
-        agreed |= {plan.owner_of(Duty(p, s)) for p, s, _ in self.audited if s < len(plan.stages) and p < plan.pipelines}
-        return replace(self.anew(), in_a_row=0, cleared={**self.cleared, **dict.fromkeys(agreed, step)})
+        passed, good = dict(self.passed), dict(self.good)
+        for (p, s, _), (auditor, _) in self.audited.items():
+            inside = s < len(plan.stages) and p < plan.pipelines
+            for node in (auditor, *([plan.owner_of(Duty(p, s))] if inside else [])):
+                row = passed[node] = (*passed.get(node, ()), step)[-proof:]
+                if len(row) == proof:
+                    good[node] = row[0]
+        return replace(self.of_step(), in_a_row=0, passed=passed, good=good)
 
-    def anew(self) -> "Checks":
-        """Another step begins, or another era."""
+    def of_step(self) -> "Checks":
+        """Another step begins."""
         return replace(self, states={}, taken={}, audited={})
+
+    def of_era(self, step: int) -> "Checks":
+        """Another era begins at this step: of those after it nothing is known any more."""
+        good = {node: min(known, step - 1) for node, known in self.good.items()}
+        return replace(self.of_step(), passed={}, good=good)
 
 
 def _of(said: Audited) -> Forward:
@@ -124,7 +142,8 @@ def noted(checks: Checks, doubt: Doubt) -> tuple[Checks, frozenset[str]]:
     guilty = doubt.guilty or _in_every(doubts)
     found = {**checks.found, **{node: checks.found.get(node, 0) + 1 for node in guilty}}
     left = tuple(nodes for nodes in doubts if not nodes & guilty)
-    return replace(checks.anew(), doubts=left, in_a_row=checks.in_a_row + 1, found=found), guilty
+    good = {node: step for node, step in checks.good.items() if node not in guilty}
+    return replace(checks.of_step(), doubts=left, in_a_row=checks.in_a_row + 1, found=found, good=good), guilty
 
 
 def _in_every(doubts: Sequence[frozenset[str]]) -> frozenset[str]:

@@ -131,7 +131,7 @@ def commit_if_ready(state: State, now: float) -> Decision:
         facts={},
         norms={},
         tallies=(),
-        checks=state.checks.after_step(step, plan),
+        checks=doubting.agreed(state, plan),
         lost_owners=(),
         detail="training",
         waits={},

@@ -4,7 +4,8 @@
 #
 #     a state differs      the gate before agreed. A checkpoint is whole only once the gate after it has passed, since
 #                          it may have been read from memory that had changed: so all are good (``checkpoints``)
-#     a forward differs    both nodes computed rightly when something of theirs was compared last
+#     a forward differs    both nodes computed rightly when the last whole row of agreeing audits of each began; where
+#                          every forward is audited one is a row
 #
 # So the run goes back to the newest checkpoint before that, as it does where a stage has no copy left. Newer ones are
 # struck off the record. Whoever is found to compute wrongly is declared lost: its process may join anew, and hold
@@ -13,13 +14,14 @@
 from dataclasses import replace
 
 from culm.coordinator import checks, membership
-from culm.coordinator.checks import Doubt
+from culm.coordinator.checks import PROOF, Checks, Doubt
 from culm.coordinator.commands import Command, Persist, Record
 from culm.coordinator.decisions import Decision
 from culm.coordinator.rolling_back import roll_back
 from culm.coordinator.state import Phase, State
 from culm.pipeline import tally
 from culm.pipeline.money import kinds
+from culm.pipeline.plan import Plan
 
 
 def doubt_in(state: State) -> Doubt | None:
@@ -30,6 +32,11 @@ def doubt_in(state: State) -> Doubt | None:
     trained, _ = tally.parted(state.tallies, settings.evaluated_in(state.committed), settings.pipelines)
     moved = frozenset(lost.stage for lost in state.lost_owners)
     return checks.differing(told, plan, trained, settings.microbatches, settings.tally.trained, moved)
+
+
+def agreed(state: State, plan: Plan) -> Checks:
+    """What is known once the step is committed under the plan."""
+    return state.checks.after_step(state.committed, plan, 1 if state.settings.audit >= 1.0 else PROOF)
 
 
 def go_back(state: State, doubt: Doubt, now: float) -> Decision:
@@ -57,7 +64,7 @@ def _good_until(state: State, doubt: Doubt) -> int:
     """The last step of which a checkpoint is beyond doubt."""
     if doubt.of_state:
         return state.committed
-    return 1 + min((state.checks.cleared.get(node, -1) for node in doubt.nodes), default=-1)
+    return 1 + min((state.checks.good.get(node, -1) for node in doubt.nodes), default=-1)
 
 
 def _found(guilty: frozenset[str]) -> str:

@@ -63,7 +63,7 @@ def roll_back(state: State, why: str) -> Decision:
         following={},
         norms={},
         tallies=(),
-        checks=state.checks.anew(),
+        checks=state.checks.of_era(origin.step),
         saved={},
         storage=replace(
             state.storage,

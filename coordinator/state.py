@@ -97,7 +97,7 @@ class Settings:
     # How long nodes keep final weights that are neither saved nor fetched, and a run that has come to a limit.
     keep_after_done: float = 3600.0
     limits: Limits = field(default_factory=Limits)
-    audits: bool = False  # whether holders compare what they have computed (rule 25)
+    audit: float = 0.0  # the share of forwards that are audited; above 0 holders compare their state, too (rule 25)
     nonfinite: str = "stop"  # or "skip": what becomes of a step whose loss or gradient is not finite
     same_hardware: bool = True  # whether a node of another kind than those before it is refused
     # Silence after which a node is lost; also for how long a broken order stream may mend if no neighbour misses the

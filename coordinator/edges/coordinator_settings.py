@@ -60,7 +60,7 @@ class CoordinatorSettings:
             best=job.best,
             keeps_best=job.evaluate is not None and job.evaluate.keep_best,
             worse_allowed=job.worse_allowed,
-            audits=job.resilience.audit > 0.0,
+            audit=job.resilience.audit,
             nonfinite=job.train.nonfinite,
             same_hardware=job.job.hardware == "same",
             copies=job.resilience.copies_held,

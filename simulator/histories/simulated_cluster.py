@@ -177,7 +177,7 @@ class Cluster:
             worse_allowed=worse_allowed,
             tally=self.form,
             clip_norm=clip_norm,
-            audits=audit > 0.0,
+            audit=audit,
             nonfinite="skip",
             nodes=count,
             checkpoint_url=URL,

@@ -96,7 +96,7 @@ def without_waiting(without: pytest.MonkeyPatch) -> None:
 
     def at_once(state: co.State) -> Decision:
         settings = state.settings
-        state, orders = due(replace(state, settings=replace(settings, audits=False)))
+        state, orders = due(replace(state, settings=replace(settings, audit=0.0)))
         return replace(state, settings=settings), orders
 
     without.setattr(checkpoints, "manifests_due", at_once)

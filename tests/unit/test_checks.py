@@ -9,6 +9,7 @@ from culm.coordinator.checkpoints import manifests_due
 from culm.coordinator.checks import (
     MOST_LIVES,
     MOST_OF_TWO,
+    PROOF,
     Checks,
     Doubt,
     differing,
@@ -110,6 +111,21 @@ def test_a_run_that_cannot_go_on_says_so_and_progress_begins_the_count_anew() ->
     assert undecided(noted(checks.after_step(4, RING), of("n0", "n1"))[0]) == set()
 
 
+def test_a_row_of_audits_proves_that_a_machine_was_right_when_it_began() -> None:
+    checks, found = Checks(), [Audited(0, 0, 0, 5)]
+    for step in range(PROOF - 1):
+        checks = checks.told("n2", 0, [], [], found).after_step(step, RING)
+    assert checks.good == {}
+    checks = checks.told("n2", 0, [], [], found).after_step(PROOF - 1, RING)
+    assert checks.good == {"n0": 0, "n2": 0}
+    checks = checks.told("n2", 0, [], [], found).after_step(PROOF, RING)
+    assert checks.good == {"n0": 1, "n2": 1}
+    back = checks.of_era(1)
+    assert (dict(back.good), dict(back.passed)) == ({"n0": 0, "n2": 0}, {})
+    assert noted(checks, Doubt("x", frozenset({"n0", "n1", "n2"}), frozenset({"n0"})))[0].good == {"n2": 1}
+    assert Checks().told("n2", 0, [], [], found).after_step(7, RING, proof=1).good == {"n0": 7, "n2": 7}
+
+
 def test_a_machine_that_is_found_again_is_not_let_in() -> None:
     checks = Checks()
     for _ in range(MOST_LIVES):
@@ -122,7 +138,7 @@ def test_a_machine_that_is_found_again_is_not_let_in() -> None:
 def test_a_checkpoint_waits_for_the_gate_after_it_unless_none_may_follow() -> None:
     whole = WriteManifest(era=0, step=4, loss=0.5, fingerprint="", files={}, identity=Identity())
     storage = co.Storage(pending=(whole,))
-    settings = co.Settings(stages=1, microbatches=1, steps=10, audits=True)
+    settings = co.Settings(stages=1, microbatches=1, steps=10, audit=1.0)
     state = co.State(settings=settings, phase=co.Phase.RUNNING, committed=5, storage=storage)
     assert manifests_due(state) == (state, ())
     later, orders = manifests_due(replace(state, committed=6))
@@ -133,7 +149,7 @@ def test_a_checkpoint_waits_for_the_gate_after_it_unless_none_may_follow() -> No
         replace(state, phase=co.Phase.PAUSED),
         replace(state, phase=co.Phase.DONE),
         replace(state, stopping=co.Stopping(since=1.0)),
-        replace(state, settings=replace(settings, audits=False)),
+        replace(state, settings=replace(settings, audit=0.0)),
     ):
         assert manifests_due(at_once)[1] == (whole,)
 
