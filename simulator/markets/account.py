@@ -74,6 +74,15 @@ class Account:
     _step_began: tuple[float, float] = (0.0, 0.0)  # when, and what had been paid by then
     _value: float = 0.0  # samples/s for each $/h, times seconds
 
+    def at_rate(self, rate: float, now: float, most: float, samples: float) -> None:
+        """Up to ``now`` so many steps a second, of so many samples each, until there are ``most``."""
+        steps, left = rate * (now - self.now), most - self.steps
+        if rate and steps > left:
+            now, steps = self.now + left / rate, left
+        self.pass_to(max(now, self.now), Use.USEFUL if rate else Use.WAITING)
+        if steps > 0.0:
+            self.step(samples, steps)
+
     def pass_to(self, now: float, use: Use | None = None) -> None:
         """Time goes on to ``now``, spent on ``use``; None where the caller books it otherwise."""
         seconds = now - self.now

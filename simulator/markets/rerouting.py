@@ -53,14 +53,7 @@ class Rerouting:
         return self._account.row("recycle-like")
 
     def _pass(self) -> None:
-        account, now = self._account, self._clock.now
-        steps = self._rate * (now - account.now)
-        left = self._work.steps - account.steps
-        if self._rate and steps > left:
-            now, steps = account.now + left / self._rate, left
-        account.pass_to(max(now, account.now), Use.USEFUL if self._rate else Use.WAITING)
-        if steps > 0.0:
-            account.step(self._work.samples_per_step, steps)
+        self._account.at_rate(self._rate, self._clock.now, self._work.steps, self._work.samples_per_step)
 
     def _changed(self, change: Change) -> None:
         self._pass()
