@@ -104,7 +104,7 @@ class Bench:
 
     def instruction(self, step: int, duty: Duty, op: Pass, operand: Value) -> Callable[[], object]:
         tenure = 1 if duty == OWNED else -1
-        run = Run(instruction=Instruction(duty, op, 0), step=step, tenure=tenure, operand=operand)
+        run = Run(instruction=Instruction(duty, op, 0), step=step, tenure=tenure, operands=(operand,))
         return partial(self.compute.do, run)
 
     def step(self, step: int) -> None:

@@ -317,6 +317,8 @@ def _target(state: State, plan: Plan, stages: Stages, facts: Layers, now: float)
     busy = any(not b.hot for s in stages for b in s.standbys) or any(n.draining for n in state.nodes.values())
     asked = settings.stages
     growing = len(stages) < min(asked, len(usable))
+    if settings.whole_pipelines:
+        growing = len(stages[0].distinct_owners) < min(settings.pipelines, len(usable))
     if busy or settling.quiet(state, now) < settings.settle_seconds / (settling.GROWS_AFTER if growing else 1):
         return (), ""
     most = max(asked, settings.most_stages)
@@ -342,6 +344,7 @@ def _target(state: State, plan: Plan, stages: Stages, facts: Layers, now: float)
         by_value=settings.by_value,
         prices=prices_of(state),
         samples=settings.samples_per_step,
+        whole_pipelines=settings.whole_pipelines,
     )
     proposal = propose(stages, situation)
     return proposal if proposal is not None else ((), "")

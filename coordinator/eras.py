@@ -61,7 +61,7 @@ def begin_era(state: State, now: float) -> Decision:
     # Who is to go has nothing left to hand over: it held its part until the era ended.
     state, gone = draining.let_go(state, sorted(n.node for n in state.nodes.values() if n.draining))
     nodes = [n.node for n in state.nodes.values() if n.available]
-    needed = settings.nodes or settings.stages
+    needed = settings.nodes or (1 if settings.whole_pipelines else settings.stages)
     least = min(needed, 2 if settings.redundancy and settings.stages > 1 else 1)
     # After a rollback what is left goes on, but not without a standby while there may be one. Machines on which the
     # job does not start are not waited for.
@@ -115,6 +115,7 @@ def _placed(state: State, nodes: Sequence[str], least: int, zones: Zones, copies
             pipelines=settings.pipelines,
             parameters=state.layer_costs,
             passed=sizes_of(state).passed,
+            whole_pipelines=settings.whole_pipelines,
         )
         small = budget.too_small(stages)
         if not small:

@@ -39,17 +39,21 @@ def place(
     pipelines: int = 1,
     parameters: Sequence[float] = (),
     passed: Sequence[float] = (),
+    whole_pipelines: bool = False,
 ) -> Stages:
     """The placement that a run, or an era, begins with: as many replicas of all stages as the nodes make.
 
     The layers' ``costs`` decide where the model is cut, their ``parameters`` who adds up what; without these the costs.
-    ``passed``: as in ``crossing.StepBytes``. Replicas lie in zones as ``zone_places`` has it.
+    ``passed``: as in ``crossing.StepBytes``. Replicas lie in zones as ``zone_places`` has it. ``whole_pipelines``: a
+    node runs all stages of its pipelines.
     With one replica the owners are a ring that crosses the zones; in natural order where there is one zone. With fewer
     nodes than stages neighbours double up. Every holder starts from the same initial state, so every standby is hot at
     once.
     """
     ranges = partition(costs, stages)
-    if (rows := replicas.count(len(nodes), stages, pipelines)) > 1:
+    if whole_pipelines:
+        grid = replicas.whole(natural_order(nodes), stages, pipelines)
+    elif (rows := replicas.count(len(nodes), stages, pipelines)) > 1:
         weights = Weights.of(ranges, rows, pipelines, parameters or costs, passed)
         grid = laid_out_in_zones(natural_order(nodes), rows, zones, weights, {})
     else:

@@ -44,7 +44,8 @@ def propose(stages: Stages, situation: Situation) -> tuple[Stages, str] | None:
     order = [name for name in order if name in there]
     if not order or not min(situation.most_stages, len(situation.layer_costs)):
         return None
-    return _better(order, stages, situation) or _apart_again(order, stages, situation)
+    better = _better(order, stages, situation)
+    return better or (_apart_again(order, stages, situation) if not situation.whole_pipelines else None)
 
 
 def _better(order: Sequence[str], stages: Stages, situation: Situation) -> tuple[Stages, str] | None:

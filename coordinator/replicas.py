@@ -25,6 +25,11 @@ def count(nodes: int, stages: int, pipelines: int) -> int:
     return max(1, min(pipelines, nodes // stages))
 
 
+def whole(nodes: Sequence[str], stages: int, pipelines: int) -> list[list[str]]:
+    """The owners ``[replica][stage]`` where a node runs all stages of its pipelines; nodes beyond these run none."""
+    return [[node] * stages for node in nodes[:pipelines]]
+
+
 def laid_out(
     grid: Sequence[Sequence[str]], ranges: Sequence[tuple[int, int]], pipelines: int, costs: Sequence[float]
 ) -> Stages:

@@ -40,6 +40,10 @@ class Shape:
 
 def of_nodes(count: int, situation: Situation) -> Iterator[Shape]:
     """Every shape of so many nodes that is of use."""
+    if situation.whole_pipelines:
+        layers = range(len(situation.layer_costs))
+        yield Shape(min(count, situation.pipelines), [(layer, layer + 1) for layer in layers], Estimate(0.0))
+        return
     most = min(count, situation.most_stages, len(situation.layer_costs))
     slowness = sorted(situation.slowness.get(name, 1.0) for name in situation.nodes)
     # One pipeline takes all stages that it can get; several may be better off with more replicas of fewer stages.
@@ -79,6 +83,9 @@ def laid_out(shape: Shape, order: Sequence[str], before: Stages, situation: Situ
     """The shape on these nodes, in whose order they are used; where they hold most of what they get, if it can be."""
     rows, count = shape.replicas, len(shape.ranges)
     parameters, pipelines = situation.layer_parameters, situation.pipelines
+    if situation.whole_pipelines:
+        grid = replicas.whole(order, count, rows)
+        return _with_all_copies(replicas.laid_out(grid, shape.ranges, pipelines, parameters), before, situation)
     if rows == 1:
         slowness = [situation.slowness.get(name, 1.0) for name in order[:count]]
         ranges = partition(situation.layer_costs, count, slowness)

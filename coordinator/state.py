@@ -98,6 +98,8 @@ class Settings:
     keep_after_done: float = 3600.0
     limits: Limits = field(default_factory=Limits)
     audit: float = 0.0  # the share of forwards that are audited; above 0 holders compare their state, too (rule 25)
+    # Whether a node runs all stages of its pipelines, and the cut stays: on a graph every layer is a stage.
+    whole_pipelines: bool = False
     nonfinite: str = "stop"  # or "skip": what becomes of a step whose loss or gradient is not finite
     same_hardware: bool = True  # whether a node of another kind than those before it is refused
     # Silence after which a node is lost; also for how long a broken order stream may mend if no neighbour misses the

@@ -55,6 +55,7 @@ class Situation:
     by_value: bool = False  # whether the fewest dollars for a step are asked for, in place of the shortest step
     prices: Prices = field(default_factory=dict)  # of every node that attends
     samples: int = 0  # of a step; 0: not known
+    whole_pipelines: bool = False  # a node runs all stages of its pipelines, and every layer is a stage
 
     @property
     def sizes(self) -> StepBytes:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from culm.pipeline.bookmark import Bookmark
 from culm.pipeline.early_stop import BestSoFar, EarlyStop
+from culm.pipeline.neighbours import Neighbours
 from culm.pipeline.plan import Plan
 from culm.pipeline.ties import Ties
 
@@ -34,6 +35,6 @@ class Commit:
         stop = self.next_plan.early_stop if self.next_plan is not None else None
         return stop if stop is not None and stop.step == self.step else None
 
-    def of_job(self, ties: Ties, audit: float = 0.0) -> "Commit":
+    def of_job(self, ties: Ties, audit: float = 0.0, neighbours: Neighbours | None = None) -> "Commit":
         """With what no message tells of its plan."""
-        return replace(self, next_plan=self.next_plan.of_job(ties, audit)) if self.next_plan else self
+        return replace(self, next_plan=self.next_plan.of_job(ties, audit, neighbours)) if self.next_plan else self

@@ -9,6 +9,10 @@ A microbatch's target travels beside its activations, so only the first stage ta
 forward alone, as EVALUATED. A pipeline's tensors stay in that pipeline. Across pipelines a stage's owners add up its
 gradient: PARTIAL goes from an owner to the bucket's reducer, REDUCED from the reducer to all other holders. ACCUMULATED
 goes to a standby.
+
+On a graph the pipelines are its chunks, and the stages its layers (``culm.pipeline.neighbours``). Then chunks exchange
+values at every layer: a forward takes the activations of all chunks that have edges into its own, and its backward
+gives each of these a gradient of its own. All else is as above.
 """
 
 from culm.pipeline.audits import auditor_of
@@ -41,11 +45,6 @@ def _before(duty: Duty) -> Duty | None:
 
 def _after(duty: Duty, stages: int) -> Duty | None:
     return Duty(duty.pipeline, duty.stage + 1) if duty.stage < stages - 1 else None
-
-
-def neighbours(duty: Duty, stages: int) -> tuple[Duty, ...]:
-    """The duties with which this one exchanges activations and gradients."""
-    return tuple(near for near in (_before(duty), _after(duty, stages)) if near is not None)
 
 
 def awaited(instruction: Instruction, stages: int) -> Instruction | None:
@@ -83,6 +82,34 @@ def input_of(instruction: Instruction, stages: int, era: int, step: int) -> Key 
     return Key(era, step, pipeline, _GIVES.get(op, GRADIENT), near, microbatch) if 0 <= near < stages else None
 
 
+def inputs(instruction: Instruction, plan: Plan, era: int, step: int) -> tuple[Key, ...]:
+    """The keys of all that the instruction takes of others, in the order in which it takes them."""
+    key, near = input_of(instruction, len(plan.stages), era, step), plan.neighbours
+    if key is None or near is None:
+        return (key,) if key is not None else ()
+    pipeline = instruction.duty.pipeline
+    if instruction.op in FORWARDS:
+        return tuple([key._replace(pipeline=q) for q in near.before[pipeline]])
+    return tuple([key._replace(pipeline=q, use=pipeline) for q in near.after[pipeline]])
+
+
+def results(instruction: Instruction, plan: Plan, era: int, step: int) -> tuple[Key, ...]:
+    """The keys of all that the instruction gives, in order: one, but of a backward on a graph."""
+    key, near = result_of(instruction, era, step), plan.neighbours
+    if near is None or instruction.op in FORWARDS:
+        return (key,)
+    return tuple([key._replace(use=q) for q in near.before[instruction.duty.pipeline]])
+
+
+def takers(key: Key, plan: Plan) -> tuple[Instruction, ...]:
+    """The instructions that take an activation or a gradient."""
+    taker, near = awaits(maker_of(key), len(plan.stages)), plan.neighbours
+    if taker is None or near is None:
+        return (taker,) if taker is not None else ()
+    pipelines = (key.use,) if key.kind is GRADIENT else near.after[key.pipeline]
+    return tuple(taker._replace(duty=Duty(p, taker.stage)) for p in pipelines)
+
+
 def maker_of(key: Key) -> Instruction:
     """The instruction that gives this activation or gradient."""
     op: Pass = "F" if key.kind is ACTIVATION else "E" if key.kind is EVALUATED else "B"
@@ -105,7 +132,7 @@ def is_producer(node: str, key: Key, plan: Plan) -> bool:
         return False
     if key.kind in (PARTIAL, REDUCED) and key.index not in plan.buckets(key.stage):
         return False
-    if key.use:
+    if key.use and key.kind is PARTIAL:
         if key.use not in plan.uses_of(key.index):
             return False
         stage = plan.stages[plan.stage_with(key.use)]
@@ -122,11 +149,15 @@ def consumers(key: Key, plan: Plan, node: str) -> tuple[str, ...]:
     if kind is ACTIVATION or kind is EVALUATED:
         if stage >= len(plan.stages) - 1:
             return ()
-        owner = plan.stages[stage + 1].owners[key.pipeline]
+        owners = plan.stages[stage + 1].owners
+        if plan.neighbours is not None:
+            return tuple(dict.fromkeys([owners[p] for p in plan.neighbours.after[key.pipeline]]))
+        owner = owners[key.pipeline]
         auditor = _auditor_with(key, plan) if plan.audit and kind is ACTIVATION else None
         return (owner, auditor) if auditor is not None else (owner,)
     if kind is GRADIENT:
-        return (plan.stages[stage - 1].owners[key.pipeline],) if stage > 0 else ()
+        of = key.pipeline if plan.neighbours is None else key.use
+        return (plan.stages[stage - 1].owners[of],) if stage > 0 else ()
     if kind is REDUCED:
         # Whoever has it gives it to a reducer that lacks it: one that was named after the lost one had sent it.
         receivers, reducer = plan.receivers(key.index), plan.reducer_of(stage, key.index)
@@ -145,9 +176,19 @@ def _auditor_with(key: Key, plan: Plan) -> str | None:
     return auditor_of(plan, Duty(key.pipeline, key.stage + 1), key.index, key.era, key.step)
 
 
+def _beside(duty: Duty, plan: Plan) -> tuple[Duty, ...]:
+    """The duties with which this one exchanges activations and gradients, those after it first."""
+    before, after, near = _before(duty), _after(duty, len(plan.stages)), plan.neighbours
+    if near is None:
+        return tuple(each for each in (after, before) if each is not None)
+    to = near.after[duty.pipeline] if after is not None else ()
+    of = near.before[duty.pipeline] if before is not None else ()
+    return (*(Duty(p, duty.stage + 1) for p in to), *(Duty(p, duty.stage - 1) for p in of))
+
+
 def near(duty: Duty, plan: Plan) -> set[str]:
     """The nodes that exchange activations and gradients with the duty's owner under the plan, maybe itself."""
-    found = {plan.owner_of(each) for each in neighbours(duty, len(plan.stages))}
+    found = {plan.owner_of(each) for each in _beside(duty, plan)}
     after = _after(duty, len(plan.stages)) if plan.audit else None
     return found if after is None else found.union(plan.stages[after.stage].required())
 
@@ -166,8 +207,8 @@ def peers_of(node: str, plan: Plan) -> tuple[str, ...]:
     """The nodes to which this one may send tensors under the plan, without itself."""
     peers: dict[str, None] = {}
     for duty in plan.duties_of(node):
-        beside = (after := _after(duty, len(plan.stages)), _before(duty))
-        peers.update((plan.owner_of(each), None) for each in beside if each is not None)
+        peers.update((plan.owner_of(each), None) for each in _beside(duty, plan))
+        after = _after(duty, len(plan.stages))
         if plan.audit and after is not None:
             peers.update(dict.fromkeys(plan.stages[after.stage].required()))
     for stage, layer in plan.held_layers(node):

@@ -54,7 +54,9 @@ class Key(NamedTuple):
     stage: int
     index: int  # type: ignore[assignment]  # tuple.index goes: nobody looks for a place in a key
     end: int = 0  # of PARTIAL alone
-    use: int = 0  # of PARTIAL alone: the layer whose gradient it is, if not the bucket's own
+    # Of PARTIAL: the layer whose gradient it is, if not the bucket's own. Of GRADIENT, on a graph: the pipeline whose
+    # output it is the gradient of.
+    use: int = 0
 
     @property
     def duty(self) -> Duty:

@@ -11,6 +11,7 @@ from typing import Any
 from culm.pipeline.early_stop import EarlyStop
 from culm.pipeline.instruction import Duty
 from culm.pipeline.keys import BucketOfStage
+from culm.pipeline.neighbours import Neighbours
 from culm.pipeline.origin import Origin
 from culm.pipeline.pause import Pause
 from culm.pipeline.ties import Addend, Ties, addends
@@ -174,13 +175,16 @@ class Plan:
     early_stop: EarlyStop | None = None
     pause: Pause | None = None  # set: no step is begun from ``step`` on
     leader: int = 0  # who made it: a number that each leader draws, since a term may be issued twice (rule 15)
-    # Each node puts these in, since no message tells them: the model's ties; the share of forwards that are audited.
+    # Each node puts these in, since no message tells them: the model's ties; the share of forwards that are audited;
+    # which chunks of a graph exchange values, where the job trains on one.
     ties: Ties = ()
     audit: float = 0.0
+    neighbours: Neighbours | None = None
 
-    def of_job(self, ties: Ties, audit: float = 0.0) -> "Plan":
+    def of_job(self, ties: Ties, audit: float = 0.0, neighbours: Neighbours | None = None) -> "Plan":
         """With what no message tells."""
-        return replace(self, ties=ties, audit=audit) if ties or audit else self
+        told = ties or audit or neighbours is not None
+        return replace(self, ties=ties, audit=audit, neighbours=neighbours) if told else self
 
     @cached_property
     def order(self) -> PlanOrder:

@@ -167,7 +167,7 @@ class Node:
                     self._worker.finish(work, result.value, result.values, result.accumulated, result.digest)
                     self._exchange.carry_out()
                 if isinstance(work, Run):
-                    self._spiller.look(work.operand, result.value)
+                    self._spiller.look(*work.operands, result.value)
                 if isinstance(work, Save):
                     self._exchange.checkpoints.write(work, result.lent)
                 if not self._activity.end(work, self._worker.version, result.kept_bytes):

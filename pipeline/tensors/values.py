@@ -62,6 +62,11 @@ class Value:
         """The gradients of ``gradients``."""
         return {int(name.removeprefix(f"{OUTPUT}.")): tensor for name, tensor in self.tensors}
 
+    def part(self, place: int) -> "Value":
+        """Of ``gradients``: the one at this place, alone; nothing where there is none."""
+        found = self.by_place().get(place)
+        return Value.gradients({0: found} if found is not None else {})
+
     @property
     def facts(self) -> tuple[float, ...]:
         """The numbers that travel with its tensors."""

@@ -22,6 +22,8 @@ from culm.pipeline.tally import TallyForm
 #     of another step          ``forward`` mixes the step and the microbatch in
 #     with another scale       ``apply`` mixes the scale in, exactly, as a fraction
 #
+#     of other neighbours      ``gathered`` mixes all that a chunk takes, in order; ``scattered`` tells apart what it
+#                              gives to each
 #     of another pipeline      ``forward`` mixes in the layer's buffer, where layers have some: each forward changes it
 #     of another layer         a layer that uses a parameter of an earlier one adds ``used`` to that one's buckets, and
 #                              applies their sums as well (``culm.pipeline.ties``)
@@ -49,6 +51,9 @@ class Number:
     def digest(self) -> int:
         return self.number
 
+    def part(self, place: int) -> "Number":
+        return Number(scattered(self.number, place))
+
 
 def sample(step: int, pipeline: int, microbatch: int) -> int:
     return (step * 1_000_003 + pipeline * 611_953 + microbatch * 7919 + 17) % PRIME
@@ -65,6 +70,19 @@ def buffer_of(state: int) -> int:
 def forward(state: int, buffer: int, x: int, step: int, pipeline: int, microbatch: int, layer: int) -> int:
     w = state >> BITS
     return (x * (w | 1) + w + buffer * 3 + step * 31 + pipeline * 7 + microbatch * 17 + layer) % PRIME
+
+
+def gathered(numbers: Sequence[int]) -> int:
+    """What a chunk takes of its neighbours: their order counts."""
+    total = 0
+    for number in numbers:
+        total = (total * 1_000_117 + number * 11 + 5) % PRIME
+    return total
+
+
+def scattered(gradient: int, place: int) -> int:
+    """What a backward gives to the neighbour at this place."""
+    return (gradient * (2 * place + 3) + place * 29 + 1) % PRIME
 
 
 def changed(buffer: int, x: int) -> int:

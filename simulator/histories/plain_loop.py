@@ -6,6 +6,7 @@ from typing import NamedTuple
 from culm.pipeline import tally, tree
 from culm.pipeline.clip import SKIPPED, clip_scale, fault_in
 from culm.pipeline.evaluations import NEVER, Evaluations
+from culm.pipeline.neighbours import Neighbours
 from culm.pipeline.tally import LOSS_ALONE, TallyForm, in_order
 from culm.pipeline.ties import Ties, addends, numbered
 from culm.simulator.histories.arithmetic import (
@@ -17,9 +18,11 @@ from culm.simulator.histories.arithmetic import (
     buffer_of,
     changed,
     forward,
+    gathered,
     initial,
     part_of,
     sample,
+    scattered,
     squared_norm,
     trained,
     used,
@@ -48,10 +51,12 @@ def plain_loop(
     evaluations: Evaluations = NEVER,
     worse_allowed: int = 0,
     form: TallyForm = LOSS_ALONE,
+    neighbours: Neighbours | None = None,
 ) -> Oracle:
     """What comes of the undisturbed job.
 
     ``cut``: into how many buckets each layer's gradient is cut. ``worse_allowed``: evaluations in a row; 0: any number.
+    ``neighbours``: the pipelines are chunks of a graph; then there is one microbatch, and no evaluation.
     """
     layers = len(cut)
     layout = addends(numbered(cut), ties)
@@ -66,25 +71,15 @@ def plain_loop(
         if step == steps or (worse_allowed and count and _worse_in_a_row(found) >= worse_allowed):
             versions.append(states)
             break
-        each: list[list[int]] = []
-        kept: list[list[int]] = []
+        each: list[list[int]] = [[0] * layers for _ in range(pipelines)]
+        kept: list[list[int]] = [[buffer_of(state) for state in states] for _ in range(pipelines)]
         told: list[float] = []
-        for p in range(pipelines):
-            totals, buffers = [0] * layers, [buffer_of(state) for state in states]
+        if neighbours is None:
+            for p in range(pipelines):
+                told += _alone(states, step, p, microbatches, has_buffers, form, each[p], kept[p])
+        else:
             for m in range(microbatches):
-                inputs: list[int] = []
-                x = sample(step, p, m)
-                for layer in range(layers):
-                    inputs.append(x)
-                    x = forward(states[layer], buffers[layer], x, step, p, m, layer)
-                    buffers[layer] = changed(buffers[layer], inputs[-1]) if has_buffers else 0
-                told.extend(trained(x, form))
-                gradient = x
-                for layer in reversed(range(layers)):
-                    totals[layer] = accumulate(totals[layer], gradient, inputs[layer])
-                    gradient = backward(states[layer], gradient)
-            each.append(totals)
-            kept.append(buffers)
+                told += _on_graph(states, step, m, neighbours, has_buffers, form, each, kept)
         sums: dict[int, int] = {}  # by bucket
         for layer, of_layer in enumerate(layout):
             for place, (bucket, use) in enumerate(of_layer):
@@ -102,6 +97,64 @@ def plain_loop(
         losses.append(tally.loss(told, form, pipelines))
         measured.append(tally.measured(told, form, pipelines))
     return Oracle(losses, measured, versions, found, len(losses))
+
+
+def _alone(
+    states: Sequence[int],
+    step: int,
+    pipeline: int,
+    microbatches: int,
+    has_buffers: bool,
+    form: TallyForm,
+    totals: list[int],
+    buffers: list[int],
+) -> list[float]:
+    """A pipeline's passes, one microbatch after the other. Adds to its ``totals``, and changes its ``buffers``."""
+    told: list[float] = []
+    for m in range(microbatches):
+        inputs: list[int] = []
+        x = sample(step, pipeline, m)
+        for layer, state in enumerate(states):
+            inputs.append(x)
+            x = forward(state, buffers[layer], x, step, pipeline, m, layer)
+            buffers[layer] = changed(buffers[layer], inputs[-1]) if has_buffers else 0
+        told.extend(trained(x, form))
+        gradient = x
+        for layer in reversed(range(len(states))):
+            totals[layer] = accumulate(totals[layer], gradient, inputs[layer])
+            gradient = backward(states[layer], gradient)
+    return told
+
+
+def _on_graph(
+    states: Sequence[int],
+    step: int,
+    microbatch: int,
+    neighbours: Neighbours,
+    has_buffers: bool,
+    form: TallyForm,
+    totals: list[list[int]],
+    buffers: list[list[int]],
+) -> list[float]:
+    """The passes of all chunks, layer by layer: each takes what the layer before gave of its neighbours."""
+    chunks = range(len(neighbours.before))
+    given = [sample(step, p, microbatch) for p in chunks]
+    inputs: list[list[int]] = []  # by layer and chunk
+    for layer, state in enumerate(states):
+        taken = [gathered([given[q] for q in neighbours.before[p]]) for p in chunks] if layer else given
+        inputs.append(taken)
+        given = [forward(state, buffers[p][layer], taken[p], step, p, microbatch, layer) for p in chunks]
+        for p in chunks:
+            buffers[p][layer] = changed(buffers[p][layer], taken[p]) if has_buffers else 0
+    told = [number for output in given for number in trained(output, form)]
+    gradients = given
+    for layer in reversed(range(len(states))):
+        for p in chunks:
+            totals[p][layer] = accumulate(totals[p][layer], gradients[p], inputs[layer][p])
+        back = [backward(states[layer], gradients[p]) for p in chunks]
+        places = [{q: place for place, q in enumerate(before)} for before in neighbours.before]
+        gradients = [gathered([scattered(back[q], places[q][p]) for q in neighbours.after[p]]) for p in chunks]
+    return told
 
 
 def _worse_in_a_row(found: Mapping[int, tuple[float, ...]]) -> int:

@@ -11,6 +11,7 @@ from culm.coordinator import state as co
 from culm.coordinator.decide import advance
 from culm.pipeline import buckets
 from culm.pipeline.evaluations import Evaluations
+from culm.pipeline.neighbours import Neighbours
 from culm.pipeline.patience import Patience
 from culm.pipeline.schedule import Schedule
 from culm.pipeline.tally import TallyForm
@@ -72,6 +73,7 @@ class Cluster:
     how many steps, and over how many microbatches of all pipelines. ``iterable``: the dataset is, and is read forward.
     ``worse_allowed``: evaluations in a row until the run ends early; 0: any number. ``metrics``: how many of training
     there are. ``audit``: the share of forwards, where machines may compute wrongly (``wrong_machines``).
+    ``neighbours``: of a graph, whose chunks the pipelines are; every layer is a stage then.
     ``make_worker`` and ``decide`` take variants without a rule.
     """
 
@@ -112,6 +114,7 @@ class Cluster:
         spills: bool = False,
         home_seconds: float = 0.0,
         audit: float = 0.0,
+        neighbours: Neighbours | None = None,
         parameters: tuple[float, ...] = (),
         afterlife: Afterlife | None = None,
         patience: float = 2.0,
@@ -144,6 +147,7 @@ class Cluster:
         self.memory_bytes, self.memory_of = memory_bytes, memory_of  # that each node tells
         self.spills = spills
         self.audit = audit
+        self.neighbours = neighbours
         self.home_seconds = home_seconds  # that what a card has computed takes at most to the host's memory
         self.slow = self.random.choice([0.001, 0.005, 0.03])  # mean seconds of a message
         self.held: dict[Node, list[Callable[[], None]]] = {}
@@ -178,6 +182,7 @@ class Cluster:
             tally=self.form,
             clip_norm=clip_norm,
             audit=audit,
+            whole_pipelines=neighbours is not None,
             nonfinite="skip",
             nodes=count,
             checkpoint_url=URL,
@@ -202,6 +207,7 @@ class Cluster:
             evaluations=self.evaluations,
             worse_allowed=worse_allowed,
             form=self.form,
+            neighbours=neighbours,
         )
         self.trained = self.oracle.trained
         self.end = self.evaluations.end(self.trained)
@@ -235,6 +241,7 @@ class Cluster:
         worker = self._make_worker(name, self._incarnations, self.schedule, self.steps)
         worker.checkpoint_every, worker.at.ties = self.checkpoint_every, self.ties
         worker.at.evaluations, worker.at.audit = self.evaluations, self.audit
+        worker.at.neighbours = self.neighbours
         worker.runner.eager, worker.runner.ship_every = self.eager, self.ship_every
         node = SimulatedNode(self, name, self._incarnations, worker)
         self.nodes[name] = node

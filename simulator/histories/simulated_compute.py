@@ -8,7 +8,7 @@ from culm.pipeline import flow
 from culm.pipeline.instruction import Duty, Instruction, Pass
 from culm.pipeline.ties import Addend
 from culm.pipeline.tree import Block
-from culm.simulator.histories.arithmetic import Number, added
+from culm.simulator.histories.arithmetic import Number, added, gathered
 from culm.simulator.histories.node_arithmetic import Arithmetic
 from culm.simulator.histories.simulated_dataset import SimulatedReading
 from culm.stage_server.worker.work import Apply, Arrange, Audit, Check, Install, Reduce, Resume, Run, Sum, Work
@@ -39,8 +39,12 @@ class SimulatedCompute:
         forwards_in: ForwardsIn,
         arithmetic: Arithmetic,
         reading: SimulatedReading | None = None,
+        on_graph: bool = False,
     ) -> None:
-        """``forwards_in``: as ``Position`` tells them of a step; ``reading``: of an iterable dataset."""
+        """``forwards_in``: as ``Position`` tells them of a step; ``reading``: of an iterable dataset. ``on_graph``:
+        pipelines are chunks of a graph, and take what their neighbours give.
+        """
+        self._on_graph = on_graph
         self.reading = reading
         self.arithmetic = arithmetic
         self.executed: list[tuple[int, Instruction]] = []  # with their steps; redundant forwards are not among them
@@ -84,10 +88,14 @@ class SimulatedCompute:
         duty, m = run.instruction.duty, run.instruction.microbatch
         if not self._has_all(work):
             return None
-        operand = run.operand.number if run.operand is not None else None
+        operand = self._operand(run)
         self.arithmetic.backward_to(duty, run.step, m, operand, layer)
         self.arithmetic.accumulate(duty, m)
         return self._merged(work, layer)
+
+    def _operand(self, run: Run[Number]) -> int | None:
+        numbers = [operand.number for operand in run.operands]
+        return gathered(numbers) if self._on_graph and numbers else next(iter(numbers), None)
 
     def _has_all(self, work: Reduce[Number]) -> bool:
         return all(duty in self.arithmetic.ranges for duty, _ in work.tenures)
@@ -110,7 +118,7 @@ class SimulatedCompute:
 
     def _pass(self, work: Run[Number], splits: bool) -> Number | None:
         duty, m = work.instruction.duty, work.instruction.microbatch
-        operand = work.operand.number if work.operand is not None else None
+        operand = self._operand(work)
         if not work.redundant:
             self.executed.append((work.step, work.instruction))
         if work.instruction.op == "W":

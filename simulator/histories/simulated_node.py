@@ -69,7 +69,12 @@ class SimulatedNode:
         self.arithmetic = Arithmetic(world.pipelines, world.has_buffers, world.unevenness(name), world.ties, world.form)
         reading = SimulatedReading(world.microbatches, world.pipelines, self._known, self._bookmark_in)
         self._compute = SimulatedCompute(
-            world.layers, world.pipelines, worker.at.forwards_in, self.arithmetic, reading if world.iterable else None
+            world.layers,
+            world.pipelines,
+            worker.at.forwards_in,
+            self.arithmetic,
+            reading if world.iterable else None,
+            on_graph=world.neighbours is not None,
         )
         self.executed = self._compute.executed
         self.durations = Durations()

@@ -14,6 +14,7 @@ from culm.coordinator import state as co
 from culm.pipeline.bookmark import Bookmark
 from culm.pipeline.commit import Commit
 from culm.pipeline.evaluations import Evaluations
+from culm.pipeline.neighbours import Neighbours
 from culm.pipeline.origin import Origin
 from culm.pipeline.plan import Plan, PlanOrder
 from culm.pipeline.tally import TallyForm
@@ -184,6 +185,7 @@ class World(Protocol):
     spills: bool  # nodes write every tensor that they can to disk
     home_seconds: float  # see ``simulated_node``
     audit: float  # the share of forwards
+    neighbours: Neighbours | None  # of a graph's chunks
     held: dict[Node, list[Callable[[], None]]]  # what reaches frozen nodes
     records: list[tuple[float, cmd.Record]]
     oracle: Oracle

@@ -267,8 +267,8 @@ class Compute:
             if first:
                 inputs, target = self._samples(Load(work.step, duty.pipeline, m, evaluated=op == "E"))
             else:
-                assert work.operand is not None, f"{work.instruction} has no input"
-                inputs, target = work.operand.output_and_target()
+                (operand,) = work.operands
+                inputs, target = operand.output_and_target()
             x = mapped(self._device.here, inputs)
             # It was received, and a loss may write into it: whoever runs the forward again needs it as it came.
             compared = mapped(copy_of, mapped(self._device.here, target)) if last else None
@@ -282,7 +282,7 @@ class Compute:
         if op == "W":
             runner.backward_of_parameters(m)
             return self._gave(work, runner, None)
-        given = value_here(self._device, work.operand).by_place() if work.operand is not None else {}
+        given = {i: x for operand in work.operands for i, x in value_here(self._device, operand).by_place().items()}
         gradients = runner.backward(m, given, work.accumulates, self._through(work.completes))
         return self._gave(work, runner, value_home(self._device, Value.gradients(gradients)))
 

@@ -80,7 +80,7 @@ class Checking(Generic[V]):
             return None
         for duty, m in self._audits:
             if (duty, m) not in self._found and self._holdings.are_at(at.version, plan.stages[duty.stage].layers):
-                key = flow.input_of(Instruction(duty, "F", m), len(plan.stages), at.era, at.version)
+                key = flow.input_of(Instruction(duty, "F", m), len(plan.stages), at.era, at.version)  # no graph's
                 operand = self._post.kept(key) if key is not None else None
                 if key is None or operand is not None:
                     return Audit(
@@ -129,7 +129,7 @@ class Checking(Generic[V]):
                 before = flow.awaited(Instruction(duty, "F", m), len(plan.stages))
                 if before is None or auditor_of(plan, before.duty, m, at.era, at.version) is None:
                     continue
-                if (value := self._post.kept(at.result_of(before))) is not None:
+                if (value := self._post.kept(flow.result_of(before, at.era, at.version))) is not None:
                     found.append(_said(before.duty, m, value.digest))
         return tuple(found)
 

@@ -10,6 +10,7 @@ from culm.pipeline.commit import Commit
 from culm.pipeline.evaluations import NEVER, Evaluations
 from culm.pipeline.instruction import Duty, Instruction, Pass
 from culm.pipeline.keys import ACCUMULATED, Key
+from culm.pipeline.neighbours import Neighbours
 from culm.pipeline.plan import Plan
 from culm.pipeline.schedule import Schedule
 from culm.pipeline.ties import Addend, Ties
@@ -40,6 +41,7 @@ class Position:
     evaluations: Evaluations = NEVER
     ties: Ties = ()  # the model's, which no plan tells
     audit: float = 0.0  # the share of forwards that are audited; the same
+    neighbours: Neighbours | None = None  # which chunks exchange values, where the job trains on a graph; the same
 
     term: int = 0  # the highest heard of; it never falls (rule 12)
     era: int = 0  # of the plan; part of every key, so that nothing of the era before fits (rule 1)
@@ -113,9 +115,15 @@ class Position:
         assert self.plan is not None
         return _order(duty, len(self.plan.stages), self.schedule, self.trains, self.evaluated)
 
-    def result_of(self, instruction: Instruction) -> Key:
-        """The key of what the instruction gives in the running step."""
-        return flow.result_of(instruction, self.era, self.version)
+    def inputs_of(self, instruction: Instruction) -> tuple[Key, ...]:
+        """The keys of what the instruction takes in the running step."""
+        assert self.plan is not None
+        return flow.inputs(instruction, self.plan, self.era, self.version)
+
+    def results_of(self, instruction: Instruction) -> tuple[Key, ...]:
+        """The keys of what it gives in the running step."""
+        assert self.plan is not None
+        return flow.results(instruction, self.plan, self.era, self.version)
 
     def reduced(self, bucket: int) -> Key:
         """The key of a bucket's reduced gradient of the running step."""

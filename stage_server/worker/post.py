@@ -123,9 +123,9 @@ class Post(Generic[V]):
         incarnation = plan.members[peer].incarnation
         for duty in plan.duties_of(self._at.node):
             for instruction in self._at.order(duty):
-                key = self._at.result_of(instruction)
-                if instruction.op != "W" and peer in consumers(key, plan, self._at.node):
-                    self.outbox.acknowledge(key, peer, incarnation)
+                for key in self._at.results_of(instruction) if instruction.op != "W" else ():
+                    if peer in consumers(key, plan, self._at.node):
+                        self.outbox.acknowledge(key, peer, incarnation)
 
     def told(self, peer: str) -> Standing | None:
         """What the peer has told under the present plan; None: nothing so far."""
@@ -161,9 +161,14 @@ class Post(Generic[V]):
 
     def put_result(self, instruction: Instruction, result: V | None) -> None:
         """The same of what an instruction gave, if anybody consumes it."""
-        plan, key = self._at.plan, self._at.result_of(instruction)
-        if result is not None and instruction.op != "W" and plan is not None and consumers(key, plan, self._at.node):
-            self.put_out(key, result)
+        plan = self._at.plan
+        if result is None or instruction.op == "W" or plan is None:
+            return
+        keys = self._at.results_of(instruction)
+        in_parts = plan.neighbours is not None and instruction.op == "B"
+        for place, key in enumerate(keys):
+            if consumers(key, plan, self._at.node):
+                self.put_out(key, result.part(place) if in_parts else result)
 
     def pass_on(self, key: Key) -> None:
         """The whole sum of a bucket goes to whoever lacks it: what was received, where something was (rule 4)."""
@@ -212,27 +217,24 @@ class Post(Generic[V]):
         return self._at.plan.sums_of_stage[stage] <= self.mailbox.whole(self._at.version)
 
     def lacks(self, instruction: Instruction) -> bool:
-        """Whether a consumer of the instruction's result does not have it, as far as is known here."""
+        """Whether a consumer of what the instruction gives does not have it, as far as is known here."""
         plan = self._at.plan
         assert plan is not None
         if instruction.op == "W":
             return False
-        key = self._at.result_of(instruction)
         return any(
             # A node acknowledges nothing to itself.
             key not in self.mailbox if node == self._at.node else node in self.outbox.unacknowledged(key, plan)
+            for key in self._at.results_of(instruction)
             for node in consumers(key, plan, self._at.node)
         )
 
-    def input_of(self, instruction: Instruction) -> Key | None:
-        """The tensor that the instruction takes from a neighbour; None where it takes none."""
-        assert self._at.plan is not None
-        return flow.input_of(instruction, len(self._at.plan.stages), self._at.era, self._at.version)
-
-    def has_input(self, instruction: Instruction) -> bool:
-        """Whether that is here, or nothing is taken."""
-        key = self.input_of(instruction)
-        return key is None or key in self.mailbox
+    def missing(self, instruction: Instruction) -> Key | None:
+        """The first of the tensors that the instruction takes of others which is not here; None: all of them are."""
+        for key in self._at.inputs_of(instruction):
+            if key not in self.mailbox:
+                return key
+        return None
 
     def kept(self, key: Key) -> V | None:
         """A tensor that was received or produced here; between two duties of this node it is both."""

@@ -131,7 +131,7 @@ class Runner(Generic[V]):
             self._adopt_forward(Instruction(duty, "F", microbatch), output, plan)
         # This node may be a consumer itself: what it has received, the lost owner had done.
         for instruction in self._at.order(duty):
-            if instruction.op == "B" and self._at.result_of(instruction) in self._post.mailbox:
+            if instruction.op == "B" and any(key in self._post.mailbox for key in self._at.results_of(instruction)):
                 step.takeover.known.add(instruction)
         if self._post.holds_whole(duty.stage):
             return
@@ -145,7 +145,7 @@ class Runner(Generic[V]):
         step = self.duties[instruction.duty]
         step.note(instruction)
         step.adopted += 1
-        key = self._at.result_of(instruction)
+        (key,) = self._at.results_of(instruction)
         if output is not None and consumers(key, plan, self._at.node):
             self._post.outbox.put(key, output)
 
@@ -160,7 +160,7 @@ class Runner(Generic[V]):
         instruction = choose(left, self._at.schedule, len(plan.stages))
         if instruction is None:
             waits = awaited(left, self._at.schedule, len(plan.stages))
-            self.awaited = self._post.input_of(waits) if waits is not None else None
+            self.awaited = self._post.missing(waits) if waits is not None else None
             return None
         return self._run(instruction)
 
@@ -178,26 +178,25 @@ class Runner(Generic[V]):
             duty=duty,
             turn=self._at.plan.turns[duty.pipeline],
             forward=forward,
-            forward_ready=forward is not None and self._post.has_input(forward),
+            forward_ready=forward is not None and self._post.missing(forward) is None,
             keeps_graph=part is None or (forward is not None and Instruction(duty, "B", forward.microbatch) in part),
             backward=backward,
-            backward_ready=backward is not None and self._post.has_input(backward),
+            backward_ready=backward is not None and self._post.missing(backward) is None,
             weights=weights,
             evaluation=evaluation,
-            evaluation_ready=evaluation is not None and self._post.has_input(evaluation),
+            evaluation_ready=evaluation is not None and self._post.missing(evaluation) is None,
             graphs=step.kept(duty, "B", most, part),
             halves=step.kept(duty, "W", most, part) if splits else 0,
         )
 
     def _run(self, instruction: Instruction) -> Run[V]:
-        key = self._post.input_of(instruction)
         self._note_resumed(instruction.duty)
         step = self.duties[instruction.duty]
         return Run(
             instruction=instruction,
             step=self._at.version,
             tenure=self._tenure(instruction.duty),
-            operand=self._post.mailbox.get(key) if key is not None else None,
+            operands=tuple([self._post.mailbox.get(key) for key in self._at.inputs_of(instruction)]),
             accumulates=step.sums and reduction.accumulates(instruction, step.inherited),
             ships=self._ships(instruction),
             completes=self.summing.completed_by(instruction),
@@ -215,10 +214,11 @@ class Runner(Generic[V]):
             here = self._at_version(duty.stage) and not self._post.holds_whole(duty.stage)
             if step.spoilt or instruction.microbatch >= self._at.microbatches or not here:
                 continue
-            key = self._post.input_of(instruction)
-            operand = self._post.outbox.get(key) if key is not None else None
-            if key is None or operand is not None:
-                return Run(instruction=instruction, step=self._at.version, tenure=self.duties.ticket, operand=operand)
+            given = [self._post.outbox.get(key) for key in self._at.inputs_of(instruction)]
+            operands = tuple(operand for operand in given if operand is not None)
+            if len(operands) == len(given):
+                ticket = self.duties.ticket
+                return Run(instruction=instruction, step=self._at.version, tenure=ticket, operands=operands)
         return None
 
     def next_loads(self) -> Iterator[Load]:

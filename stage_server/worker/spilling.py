@@ -47,10 +47,8 @@ def is_idle(worker: Worker[V], key: Key) -> bool:
     plan, at, post = worker.plan, worker.at, worker.post
     if plan is None or key.step != at.version or key.stage >= len(plan.stages) or key.pipeline >= plan.pipelines:
         return False
-    maker = flow.maker_of(key)
-    taker = flow.awaits(maker, len(plan.stages))
-    for instruction in (maker, taker):
-        if instruction is None or plan.owner_of(instruction.duty) != at.node:
+    for instruction in (flow.maker_of(key), *flow.takers(key, plan)):
+        if plan.owner_of(instruction.duty) != at.node:
             continue
         last = instruction._replace(op="W" if at.schedule.splits_at(instruction.stage) else "B")
         if not worker.runner.duties.has_done(last) and not post.holds_whole(instruction.stage):

@@ -43,7 +43,6 @@ def _why_not_made(worker: Worker[Any], key: Key) -> str:
     made_by = maker_of(key)
     if worker.runner.duties.has_done(made_by):
         return f"{made_by} was done, and nobody takes its result"
-    needed = worker.post.input_of(made_by)
-    if needed is not None and needed not in worker.post.mailbox:
+    if (needed := worker.post.missing(made_by)) is not None:
         return f"{made_by} lacks {needed}"
     return f"{made_by} has not run"

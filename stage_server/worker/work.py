@@ -1,7 +1,7 @@
 """The pieces of work that a worker gives its node's one compute thread, one after another: frozen data."""
 
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, Self, TypeVar
 
 from culm.pipeline.bookmark import Bookmark
 from culm.pipeline.early_stop import BestSoFar
@@ -19,6 +19,9 @@ class ValueFacts(Protocol):
     def tallies(self) -> tuple[float, ...]: ...
     @property
     def digest(self) -> int: ...
+    def part(self, place: int) -> Self:
+        """Of a backward's result on a graph: what goes to the chunk at this place (``flow.results``)."""
+        ...
 
 
 V = TypeVar("V", bound=ValueFacts)
@@ -59,12 +62,12 @@ class Reduce(Generic[V]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run(Generic[V]):
-    """A forward or backward. ``operand`` is the activation or gradient it takes; None at the pipeline's ends."""
+    """A forward or backward. ``operands``: the activations or gradients that it takes, in ``flow.inputs``'s order."""
 
     instruction: Instruction
     step: int
     tenure: int  # since when the node has the duty, see duty.py; negative: the node stands by for it
-    operand: V | None
+    operands: tuple[V, ...] = ()
     accumulates: bool = True  # False: what it adds to parameter gradients is in what the lost owner shipped
     ships: int = 0  # after so many microbatches give what the parameter gradients have come to
     # The block that leaves once this backward is done. Its layers may be given before that, one by one, as the backward

@@ -120,7 +120,7 @@ class Worker(Generic[V]):
 
     def take_plan(self, plan: Plan, at_commit: bool = False) -> None:
         """Adopts a newer plan at once; an older one is refused (rule 3). ``at_commit``: its step begins."""
-        at, before, plan = self.at, self.at.plan, plan.of_job(self.at.ties, self.at.audit)
+        at, before, plan = self.at, self.at.plan, plan.of_job(self.at.ties, self.at.audit, self.at.neighbours)
         ahead = before is not None and plan.era == at.era and plan.step > at.committed
         if ahead and any(at.node in stage.required() for stage in plan.stages):
             # The plan counts on this node, so the commit that leads to its step is still to come, and brings the plan.
@@ -169,7 +169,7 @@ class Worker(Generic[V]):
 
     def take_commit(self, commit: Commit) -> None:
         """Queues a commit; it is applied by the next piece of work (rule 2)."""
-        at, commit = self.at, commit.of_job(self.at.ties, self.at.audit)
+        at, commit = self.at, commit.of_job(self.at.ties, self.at.audit, self.at.neighbours)
         if commit.term < at.term or commit.era != at.era:
             return
         at.term, at.bookmark = commit.term, commit.bookmark or at.bookmark

@@ -48,8 +48,8 @@ class EraLess(Position):
 
     __slots__ = ()
 
-    def result_of(self, instruction: Instruction) -> Key:
-        return super().result_of(instruction)._replace(era=0)
+    def results_of(self, instruction: Instruction) -> tuple[Key, ...]:
+        return tuple(key._replace(era=0) for key in super().results_of(instruction))
 
     def reduced(self, bucket: int) -> Key:
         return super().reduced(bucket)._replace(era=0)

@@ -10,7 +10,7 @@ from tests.short import gradient, unit
 
 GRADIENT = gradient(1, 3)
 LOAD = Load(1, 0, 0)
-FORWARD: Run[Value] = Run(instruction=unit(1, "F", 0), step=0, tenure=-1, operand=None)
+FORWARD: Run[Value] = Run(instruction=unit(1, "F", 0), step=0, tenure=-1)
 
 
 class Clock:

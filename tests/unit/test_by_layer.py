@@ -140,7 +140,7 @@ def blocks_of(job: Job, device: Device, by_layer: bool) -> dict[Addend, Value]:
     for duty in duties:
         for instruction in job.schedule.order(duty, 1):
             completes = work if by_layer and instruction == Instruction(duties[1], "B", 1) else None
-            compute.do(Run(instruction=instruction, step=0, tenure=1, operand=None, completes=completes))
+            compute.do(Run(instruction=instruction, step=0, tenure=1, completes=completes))
     left = [layer for layer, _ in values]
     assert sorted(left) == ([1, 2, 3, 4, 5] if by_layer else [])
     return values | dict(compute.do(replace(work, left=frozenset(left))).values)

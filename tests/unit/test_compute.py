@@ -35,24 +35,24 @@ def made(tmp_path: Path) -> tuple[Compute, Value]:
     compute = Compute(job, ModelSource(job), CPU)
     compute.do(arrange(anew=True))
     x = Value.activation(torch.ones(1, WIDTH, requires_grad=True), torch.zeros(1, WIDTH))
-    compute.do(Run(instruction=unit(OWN, "F", 0), step=0, tenure=1, operand=x))
+    compute.do(Run(instruction=unit(OWN, "F", 0), step=0, tenure=1, operands=(x,)))
     return compute, x
 
 
 def test_catching_up_in_the_middle_of_a_step_leaves_its_graphs(tmp_path: Path) -> None:
     compute, _ = made(tmp_path)
     compute.do(Apply(0, 1.0, ((STANDBY, (Value(()),)),), catch_up=True))
-    gradient = compute.do(Run(instruction=unit(OWN, "B", 0), step=0, tenure=1, operand=GRADIENT)).value
+    gradient = compute.do(Run(instruction=unit(OWN, "B", 0), step=0, tenure=1, operands=(GRADIENT,))).value
     assert gradient is not None
     assert gradient.tensor().shape == (1, WIDTH)
 
 
 def test_the_graph_of_a_redundant_forward_serves_its_heir_and_is_counted(tmp_path: Path) -> None:
     compute, x = made(tmp_path)
-    ahead = compute.do(Run(instruction=unit(STANDBY, "F", 0), step=0, tenure=-1, operand=x))
+    ahead = compute.do(Run(instruction=unit(STANDBY, "F", 0), step=0, tenure=-1, operands=(x,)))
     assert ahead.kept_bytes > 0
     compute.do(arrange(anew=False))
-    assert compute.do(Run(instruction=unit(STANDBY, "B", 0), step=0, tenure=2, operand=None)).value is not None
+    assert compute.do(Run(instruction=unit(STANDBY, "B", 0), step=0, tenure=2)).value is not None
 
 
 def test_an_input_requires_a_gradient_if_the_output_of_the_stage_before_did(tmp_path: Path) -> None:
@@ -61,11 +61,11 @@ def test_an_input_requires_a_gradient_if_the_output_of_the_stage_before_did(tmp_
     compute.layer(OWN).module.requires_grad_(False)
     constant = Value.activation(torch.ones(1, WIDTH), torch.zeros(1, dtype=torch.int64))
     for operand in (x, constant):
-        output = compute.do(Run(instruction=unit(OWN, "F", 0), step=0, tenure=1, operand=operand)).value
+        output = compute.do(Run(instruction=unit(OWN, "F", 0), step=0, tenure=1, operands=(operand,))).value
         assert output is not None
         assert not any(tensor.requires_grad for _, tensor in output.tensors), "the name tells it, also on the wire"
         assert output.output_and_target()[0].requires_grad is (operand is x)
-        gradient = compute.do(Run(instruction=unit(OWN, "B", 0), step=0, tenure=1, operand=GRADIENT)).value
+        gradient = compute.do(Run(instruction=unit(OWN, "B", 0), step=0, tenure=1, operands=(GRADIENT,))).value
         assert gradient is not None
         assert bool(gradient.tensors) is (operand is x)
 
@@ -85,7 +85,8 @@ def test_a_target_travels_beside_the_activations_and_only_the_first_stage_loads(
         compute.do(
             Arrange(layers=(stage,), duties=((duty(stage), range(stage, stage + 1)),), stages=3, step=0, anew=True)
         )
-        value = compute.do(Run(instruction=unit(stage, "F", 0), step=0, tenure=1, operand=value)).value
+        operands = (value,) if value is not None else ()
+        value = compute.do(Run(instruction=unit(stage, "F", 0), step=0, tenure=1, operands=operands)).value
         nodes.append(compute)
         if value is not None:
             _, target = value.output_and_target()
@@ -108,7 +109,7 @@ def test_a_loss_may_write_into_its_target(tmp_path: Path) -> None:
     x = Value.activation(torch.ones(1, WIDTH, requires_grad=True), given)
     told = []
     for _ in range(2):  # an heir may run it again
-        compute.do(Run(instruction=unit(2, "F", 0), step=0, tenure=1, operand=x))
+        compute.do(Run(instruction=unit(2, "F", 0), step=0, tenure=1, operands=(x,)))
         told.append(compute._stages[duty(2)].tallies())
     assert told[0] == told[1]
     assert not given.any()

@@ -199,8 +199,8 @@ def made(tmp_path: Path, device: Device) -> Compute:
 def test_what_an_instruction_gives_is_whole_once_its_event_has_passed(tmp_path: Path) -> None:
     compute = made(tmp_path, Late())
     for run in (
-        Run(instruction=unit(1, "F", 0), step=0, tenure=1, operand=X),
-        Run(instruction=unit(1, "B", 0), step=0, tenure=1, operand=GRADIENT, ships=1),
+        Run(instruction=unit(1, "F", 0), step=0, tenure=1, operands=(X,)),
+        Run(instruction=unit(1, "B", 0), step=0, tenure=1, operands=(GRADIENT,), ships=1),
     ):
         result = compute.do(run)
         given = [value for value in (result.value, result.accumulated) if value is not None]
@@ -212,12 +212,12 @@ def test_what_an_instruction_gives_is_whole_once_its_event_has_passed(tmp_path: 
 
 def test_all_other_work_gives_what_is_whole(tmp_path: Path) -> None:
     compute = made(tmp_path, Late())
-    ahead = compute.do(Run(instruction=unit(2, "F", 0), step=0, tenure=-1, operand=X))
+    ahead = compute.do(Run(instruction=unit(2, "F", 0), step=0, tenure=-1, operands=(X,)))
     assert ahead.value is not None
     assert not is_garbage(ahead.value)
     assert ahead.kept_bytes > 0
     for op in ("F", "B"):
-        compute.do(Run(instruction=unit(1, op, 0), step=0, tenure=1, operand=X if op == "F" else GRADIENT))
+        compute.do(Run(instruction=unit(1, op, 0), step=0, tenure=1, operands=(X if op == "F" else GRADIENT,)))
     block = Block(0, 1)
     reduced = compute.do(Reduce(stage=1, step=0, block=block, leaves=True, tenures=((duty(1), 1),)))
     summed = compute.do(Sum(1, 1, 1, 0, ((0, ((block, reduced.values[0][1]),)),)))

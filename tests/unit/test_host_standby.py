@@ -153,7 +153,7 @@ def test_an_heir_computes_on_the_device_what_its_host_has_kept() -> None:
         drawn = torch.randn(8, 64, generator=torch.Generator().manual_seed(1), requires_grad=True)
         taken = Value.activation(drawn, None), Value.gradients({0: drawn.detach()})
         results = [
-            compute.do(Run(instruction=unit(1, op, 0), step=1, tenure=1, operand=operand))
+            compute.do(Run(instruction=unit(1, op, 0), step=1, tenure=1, operands=(operand,)))
             for op, operand in zip(PASSES, taken, strict=True)
         ]
         for result in results:

@@ -92,8 +92,8 @@ def test_a_wait_for_something_else_is_another_one() -> None:
 def test_a_piece_of_work_is_kept_without_its_tensors() -> None:
     value = Value(())
     forward = unit(1, "F", 0)
-    own: Run[Value] = Run(instruction=forward, step=0, tenure=1, operand=value)
-    ahead: Run[Value] = Run(instruction=forward, step=0, tenure=-1, operand=value)
+    own: Run[Value] = Run(instruction=forward, step=0, tenure=1, operands=(value,))
+    ahead: Run[Value] = Run(instruction=forward, step=0, tenure=-1, operands=(value,))
     reduce: Reduce[Value] = Reduce(stage=1, step=0, block=Block(0, 1), leaves=True, tenures=())
     total: Sum[Value] = Sum(stage=1, layer=2, bucket=3, step=0, uses=((0, ((Block(0, 1), value),)),))
     apply: Apply[Value] = Apply(step=0, scale=1.0, gradients=((0, (value,)),))

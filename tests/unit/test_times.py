@@ -23,10 +23,13 @@ class Nothing:
     tallies: tuple[float, ...] = ()
     digest: int = 0
 
+    def part(self, place: int) -> "Nothing":
+        return self
+
 
 WORKS: list[tuple[Work[Nothing], Phase]] = [
-    (Run(instruction=unit(1, "F", 0), step=0, tenure=1, operand=Nothing()), "forward"),
-    (Run(instruction=unit(1, "B", 0), step=0, tenure=1, operand=Nothing()), "backward"),
+    (Run(instruction=unit(1, "F", 0), step=0, tenure=1, operands=(Nothing(),)), "forward"),
+    (Run(instruction=unit(1, "B", 0), step=0, tenure=1, operands=(Nothing(),)), "backward"),
     (Reduce(stage=1, step=0, block=Block(0, 1), leaves=True, tenures=((duty(1), 1),)), "backward"),
     (Apply(0, 1.0, ()), "apply"),
     (Arrange(layers=(0,), duties=((duty(0), range(1)),), stages=2, step=0, anew=True), "apply"),
@@ -52,7 +55,7 @@ def test_applying_a_step_to_a_standbys_layers_is_redundant_work() -> None:
     apply: Work[Nothing] = Apply(0, 1.0, tuple((layer, (Nothing(),)) for layer in range(4)))
     assert redundant_share(apply, [range(1)]) == 0.75
     assert redundant_share(apply, [range(2), range(2, 4)]) == 0.0
-    assert redundant_share(Run(instruction=unit(1, "F", 0), step=0, tenure=1, operand=Nothing()), []) == 0.0
+    assert redundant_share(Run(instruction=unit(1, "F", 0), step=0, tenure=1, operands=(Nothing(),)), []) == 0.0
     times = Times(0.0)
     times.turn("apply", 0.0, 0.75)
     assert times.split(4.0) == TimeSplit(apply=1.0, redundant=3.0)

@@ -21,6 +21,9 @@ class Nothing:
     tallies: tuple[float, ...] = ()
     digest: int = 0
 
+    def part(self, place: int) -> "Nothing":
+        return self
+
 
 NAMES = ("n0", "n1", "n2")
 STAGES = tuple(StagePlan(s, s + 1, (NAMES[s],), (Standby(NAMES[s - 1], hot=True),)) for s in range(3))
