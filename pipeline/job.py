@@ -15,6 +15,7 @@ from culm.pipeline.job_sections import (
     CheckpointSection,
     DataSection,
     EvaluateSection,
+    GraphSection,
     JobSection,
     ModelSection,
     PipelineSection,
@@ -40,6 +41,47 @@ class Job(Section):
     evaluate: EvaluateSection | None = None
     checkpoint: CheckpointSection | None = None
     track: TrackSection | None = None
+    graph: GraphSection | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _follows_the_graph(cls, content: Any) -> Any:
+        """What [graph] says of other sections, in place of the user."""
+        if not isinstance(content, Mapping) or not isinstance(content.get("graph"), Mapping):
+            return content
+        try:
+            follows = GraphSection.model_validate(content["graph"]).sections()
+        except ValidationError:  # it is told of the section itself
+            return content
+        filled = dict(content)
+        for section, keys in follows.items():
+            given = filled.get(section, {})
+            if isinstance(given, Mapping):
+                filled[section] = {**keys, **given}
+        return filled
+
+    @model_validator(mode="after")
+    def _is_a_graph(self) -> Self:
+        if self.graph is None:
+            return self
+        for section, keys in self.graph.sections().items():
+            for key, wanted in keys.items():
+                if getattr(getattr(self, section), key) != wanted:
+                    raise ValueError(f"[graph] sets {section}.{key}: leave that key out")
+        refused = {
+            "evaluate": self.evaluate is not None,
+            "train.compile": self.train.compile,
+            "train.activation_checkpointing": self.train.activation_checkpointing,
+            "train.precision": self.train.precision != "fp32",
+            "resilience.audit": self.resilience.audit > 0.0,
+            "resilience.redundancy": self.resilience.redundancy in ("eager", "auto"),
+            "resilience.ship_every": self.resilience.ship_every > 0,
+            "pipeline.schedule": self.pipeline.schedule != "1f1b",
+            "job.device": self.job.device != "cpu",
+        }
+        if found := next((key for key, is_set in refused.items() if is_set), None):
+            raise ValueError(f"{found} is not for graphs yet: leave it out")
+        return self
 
     @model_validator(mode="after")
     def _saves_the_best(self) -> Self:
@@ -67,6 +109,7 @@ class Job(Section):
     def code(self) -> tuple[str, ...]:
         """What it names of the user's code, as "module:callable"."""
         named = [self.model.layers, self.data.dataset, self.data.collate, self.train.loss, self.train.optimizer]
+        named += [self.graph.data] if self.graph is not None else []
         named += [self.train.groups, self.train.schedule, *self.train.metrics.values()]
         if self.evaluate is not None:
             named += [self.evaluate.dataset, *self.evaluate.metrics.values()]

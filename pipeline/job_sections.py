@@ -313,6 +313,41 @@ class ResilienceSection(Section):
         return 1 if self.redundancy == "off" else 2 if self.copies == "auto" else self.copies
 
 
+class GraphSection(Section):
+    """A graph to train on, in place of [data] and [pipeline]. A step is an epoch: every vertex once.
+
+    The model's layers are ``culm.graphs.GraphLayer``s, the loss is called with (output, chunk), and returns a sum and a
+    count.
+    """
+
+    data: Annotated[Factory, "returns a culm.graphs.Graph"]
+    args: Annotated[Arguments, "what it is called with"] = {}
+    layers: Annotated[Few, "how many layers the model has"]
+    chunks: Annotated[
+        Few, "parts that the vertices are cut into. What is computed together decides bits, so they are the job's"
+    ] = 8
+    partitioner: Annotated[
+        Literal["range", "hash", "metis"],
+        'how: "range" in the order of the vertices, "hash" after they are spread, "metis" with few edges between '
+        "chunks",
+    ] = "range"
+    servers: Annotated[Few, "how many graph servers `culm run` starts; their number changes no bit"] = 1
+
+    def sections(self) -> dict[str, dict[str, Any]]:
+        """The keys of other sections that follow from this one."""
+        made_of = {"data": self.data, "args": self.args, "chunks": self.chunks, "partitioner": self.partitioner}
+        return {
+            "data": {
+                "dataset": "culm.pipeline.user_code.graph.loading:chunked",
+                "args": made_of,
+                "microbatch": 1,
+                "shuffle": False,
+            },
+            "pipeline": {"stages": self.layers, "microbatches": 1, "pipelines": self.chunks, "lead": self.chunks},
+            "train": {"reduction": "sum"},
+        }
+
+
 class EvaluateSection(Section):
     """How good the weights are on samples that are not trained on. Without this section nobody looks. An evaluation
     changes no bit of the weights. Layers are in evaluation mode then, and use the buffers as they are.

@@ -223,7 +223,7 @@ class StageServer:
         compute.told_samples = samples_told(job)
         available = availability(job, source, device, welcome, memory, spill, parts_of(compute.told_samples))
         worker.at.term, worker.at.ties, worker.at.evaluations = welcome.term, source.ties, job.evaluations
-        worker.at.audit = job.resilience.audit
+        worker.at.audit, worker.at.neighbours = job.resilience.audit, compute.neighbours
         patience = Patience(welcome.patience_seconds or self._settings.patience)
         run = run_of(job, source)
         faults = Faults(self._settings.kill_at)

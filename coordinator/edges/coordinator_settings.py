@@ -61,6 +61,7 @@ class CoordinatorSettings:
             keeps_best=job.evaluate is not None and job.evaluate.keep_best,
             worse_allowed=job.worse_allowed,
             audit=job.resilience.audit,
+            whole_pipelines=job.graph is not None,
             nonfinite=job.train.nonfinite,
             same_hardware=job.job.hardware == "same",
             copies=job.resilience.copies_held,

@@ -147,7 +147,8 @@ def refuse_to_write_over(job: Job, resume: str, new_run: bool) -> None:
 
 def node_count(job: Job, nodes: int | None, spares: int) -> int:
     """How many nodes to start. Raises JobError."""
-    count = (nodes if nodes is not None else job.pipeline.stages) + spares
+    usual = job.graph.servers if job.graph is not None else job.pipeline.stages
+    count = (nodes if nodes is not None else usual) + spares
     if not 1 <= count <= flags.MOST_NODES:
         mend = f"ask for 1 to {flags.MOST_NODES}"
         raise JobError(f"a cluster cannot have {count} nodes", "--nodes and --spares", mend)

@@ -8,19 +8,15 @@ from typing import Any
 
 import torch
 
-from culm.oracle.plain_evaluation import PlainEvaluation, is_enough, mean_of, pair_of
+from culm.oracle.plain_evaluation import PlainEvaluation, is_enough, mean_of
+from culm.oracle.plain_graph import GraphPasses
+from culm.oracle.plain_passes import ChainPasses, buffers_of, put_back
 from culm.pipeline.checkpoints.digest import hash_layer, weights_sha256
 from culm.pipeline.clip import NORM_CHUNK, fault_in, stop_in_words
 from culm.pipeline.job import Job
-from culm.pipeline.tensors.gradients import own_gradients
-from culm.pipeline.tensors.lazy import between_layers
-from culm.pipeline.tensors.pytrees import mapped
-from culm.pipeline.user_code.data import dataset_of, microbatches_of
+from culm.pipeline.user_code.data import dataset_of
 from culm.pipeline.user_code.devices import device_of
-from culm.pipeline.user_code.forwards import precision_of
-from culm.pipeline.user_code.imports import load_callable
 from culm.pipeline.user_code.model import ModelSource
-from culm.pipeline.user_code.streams import seed_all, stream_seed
 
 # Equal bits need everything that rounds in the order in which the stage servers do it:
 #
@@ -70,12 +66,10 @@ def run_plain(job: Job, on_step: Callable[[int, float], None] | None = None, tra
     parameters = [parameter for _, _, parameter in named]
     optimizer = source.optimizer(source.grouped(each for each in named if each[:2] not in source.firsts))
     scheduler = source.scheduler(optimizer)
-    precision = precision_of(job)
-    data = microbatches_of(job, "data", source.dataset())
-    pipelines, microbatches = job.pipeline.pipelines, job.pipeline.microbatches
+    makes = ChainPasses if job.graph is None else GraphPasses
+    trained = makes(job, source, model, parameters)
     sums_up = job.train.reduction == "sum"
     losses: list[float] = []
-    metrics = {name: load_callable(metric, "train.metrics") for name, metric in job.train.metrics.items()}
     measured: list[dict[str, float]] = []
     traced: list[list[str]] = []
     evaluation = PlainEvaluation(job, model, source.loss, dataset_of(job, "evaluate")) if job.evaluate else None
@@ -88,69 +82,30 @@ def run_plain(job: Job, on_step: Callable[[int, float], None] | None = None, tra
                 break
         if step == job.job.steps:  # the closing step
             break
-        before = _buffers(model)
-        of_step: list[float] = []
-        found_of: dict[str, list[tuple[float, float]]] = {name: [] for name in metrics}
-        sums: list[float] = []
-        counts: list[float] = []
-        gradients: list[list[torch.Tensor | None]] = []
-        after: list[list[list[torch.Tensor]]] = []
-        for pipeline in range(pipelines):
-            _put_back(model, before)
-            for parameter in parameters:
-                parameter.grad = None
-            total = number = 0.0
-            of_pipeline = dict.fromkeys(metrics, (0.0, 0.0))
-            for index in range(microbatches):
-                found = data.microbatch(step, pipeline, index)
-                x, target = (mapped(lambda tensor: tensor.to(device), part) for part in found)
-                with precision():
-                    for place, layer in enumerate(model):
-                        seed_all(stream_seed(job.job.seed, step, pipeline, index, place))
-                        x = between_layers(layer(x))
-                    returned = source.loss(x, target)
-                    with torch.no_grad():
-                        told = {
-                            name: pair_of(metric(x, target), job.data.microbatch) for name, metric in metrics.items()
-                        }
-                fresh = [parameter for parameter in parameters if parameter.grad is None]
-                # A sum is divided once, by the step's whole count; means are each microbatch's part of the step.
-                loss, counted = returned if sums_up else (returned, 0.0)
-                (loss if sums_up else loss / (pipelines * microbatches)).backward()
-                own_gradients(fresh)
-                of_step.append(loss.item())
-                total += of_step[-1]
-                number += float(counted)
-                for name, (value, of) in told.items():
-                    of_pipeline[name] = (of_pipeline[name][0] + value, of_pipeline[name][1] + of)
-            sums.append(total)
-            counts.append(number)
-            for name, pair in of_pipeline.items():
-                found_of[name].append(pair)
-            gradients.append([parameter.grad for parameter in parameters])
-            after.append(_buffers(model))
-        _put_back(model, after[0])
-        for parameter, each in zip(parameters, zip(*gradients, strict=True), strict=True):
+        before = buffers_of(model)
+        passes = trained.passes(step)
+        put_back(model, passes.after[0])
+        for parameter, each in zip(parameters, zip(*passes.gradients, strict=True), strict=True):
             parameter.grad = _tree(each)
         for uses in tied:
             _add_uses(uses)
         clips = job.train.clip_norm is not None
         # A job that clips nothing needs no norms, only whether they are finite: as on the nodes.
         squared = [_squared_norm(layer) if clips else 0.0 if _is_finite(layer) else math.nan for layer in model]
-        fault = fault_in(dict(enumerate(squared)), of_step, job.pipeline.pipelines)
+        fault = fault_in(dict(enumerate(squared)), passes.losses, job.pipeline.pipelines)
         if fault and job.train.nonfinite != "skip":
             raise Stopped(stop_in_words(step, fault))
-        count = _tree(counts) if sums_up else 1.0
+        count = _tree(passes.counts) if sums_up else 1.0
         if fault or not count:
-            _put_back(model, before)
+            put_back(model, before)
         else:
             _scale(model, squared, job.train.clip_norm, count)
             optimizer.step()
         if scheduler is not None:
             scheduler.step()  # a step that is skipped counts
-        of = count if sums_up else pipelines * microbatches
-        losses.append(_tree(sums) / of if of else 0.0)
-        measured.append({name: mean_of(pairs, _tree) for name, pairs in found_of.items()})
+        of = count if sums_up else job.pipeline.pipelines * job.pipeline.microbatches
+        losses.append(_tree(passes.sums) / of if of else 0.0)
+        measured.append({name: mean_of(pairs, _tree) for name, pairs in passes.measured.items()})
         if trace:
             traced.append([hash_layer(i, layer.state_dict()) for i, layer in enumerate(model)])
         if on_step is not None:
@@ -218,18 +173,6 @@ def _tree(values: Sequence[Any]) -> Any:
         middle *= 2
     left, right = _tree(values[:middle]), _tree(values[middle:])
     return right if left is None else left if right is None else left + right
-
-
-def _buffers(model: list[torch.nn.Module]) -> list[list[torch.Tensor]]:
-    return [[buffer.clone() for buffer in layer.buffers()] for layer in model]
-
-
-def _put_back(model: list[torch.nn.Module], before: list[list[torch.Tensor]]) -> None:
-    """Sets the buffers to what they were before."""
-    with torch.no_grad():
-        for layer, buffers in zip(model, before, strict=True):
-            for buffer, old in zip(layer.buffers(), buffers, strict=True):
-                buffer.copy_(old)
 
 
 def _scale(model: list[torch.nn.Module], squared: list[float], clip_norm: float | None, count: float) -> None:

@@ -14,6 +14,7 @@ from culm.pipeline.user_code.compiling import compiler_in_words, refuse_others, 
 from culm.pipeline.user_code.data import Section, dataset_of, microbatches_of, name_of
 from culm.pipeline.user_code.devices import device_of
 from culm.pipeline.user_code.evaluating import Held, check_evaluation
+from culm.pipeline.user_code.graph.check import check_graph
 from culm.pipeline.user_code.groups import refuse_unknown
 from culm.pipeline.user_code.imports import RAISED, described
 from culm.pipeline.user_code.iterable import check_reading_on, is_iterable
@@ -37,7 +38,10 @@ def check_job(job: Job) -> None:
     keys = [(0, 0, 0), (0, 0, 1) if job.pipeline.microbatches > 1 else (1, 0, 0)]
     found = _microbatches(job, "data", keys)
     a, b = (Sample(key, x, target) for key, (x, target) in zip(keys, found, strict=True))
-    ask_again(source, job, a, b)
+    if job.graph is not None:
+        check_graph(source, job, source.dataset())
+    else:
+        ask_again(source, job, a, b)
     if job.evaluate is not None:
         keys = [(0, 0, 0), (0, *job.evaluations.last)]
         held = zip(keys, _microbatches(job, "evaluate", keys), strict=True)

@@ -34,15 +34,18 @@ from culm.pipeline import flow
 from culm.pipeline.bookmark import Bookmark, Known
 from culm.pipeline.instruction import Duty
 from culm.pipeline.job import Job
+from culm.pipeline.neighbours import Neighbours
 from culm.pipeline.tensors.layout import copy_of
 from culm.pipeline.tensors.pytrees import Pytree, mapped
 from culm.pipeline.tensors.values import Value
 from culm.pipeline.ties import Addend
 from culm.pipeline.tree import Block
+from culm.pipeline.user_code.graph.chunks import ChunkedGraph
 from culm.pipeline.user_code.model import ModelSource
 from culm.stage_server.compute.auditing import Auditing, state_digest
 from culm.stage_server.compute.copying import try_copying
 from culm.stage_server.compute.device import PASSED, Device, Event, value_here, value_home
+from culm.stage_server.compute.graph_stage import GraphStage
 from culm.stage_server.compute.keeping import Keeping
 from culm.stage_server.compute.layer import HeldLayer, Values
 from culm.stage_server.compute.loading import Loading, Samples, Told
@@ -89,13 +92,14 @@ class Compute:
 
     def __init__(self, job: Job, source: ModelSource, device: Device) -> None:
         self._job = job
+        self._graph: ChunkedGraph | None = source.dataset() if job.graph is not None else None
         self._pipelines = job.pipeline.pipelines
         self._source = source
         self._device = device
         self._auditing = Auditing(job, source, device)
         self._layers: dict[int, HeldLayer] = {}
         # Invariant: one for each duty that this node runs, or may run ahead of its owner; their layers are held here.
-        self._stages: dict[Duty, Stage] = {}
+        self._stages: dict[Duty, Stage | GraphStage] = {}
         self._ranges: dict[Duty, range] = {}  # the layers of each
         self._begun: dict[Duty, int] = {}  # the step that its accumulators belong to
         self._loading: Loading | None = None  # once a sample was taken here
@@ -127,6 +131,11 @@ class Compute:
         self._source.learning_rate(0)  # it looks at every layer, once
         total, free = (count >> 20 for count in self._device.memory())
         log.info("this node computes on %s, %d of %d MB free", self._device.place, free, total)
+
+    @property
+    def neighbours(self) -> Neighbours | None:
+        """Which chunks exchange values, where the job trains on a graph."""
+        return self._graph.neighbours if self._graph is not None else None
 
     def layer(self, index: int) -> HeldLayer:
         return self._layers[index]
@@ -197,6 +206,11 @@ class Compute:
                 splits = self._job.schedule.splits_at(duty.stage)
                 first, last = flow.takes_samples(duty.stage), flow.ends_in_loss(duty.stage, work.stages)
                 loss, rate = self._source.loss, self._source.learning_rate
+                if self._graph is not None:
+                    (layer,) = layers
+                    alone = GraphStage(self._job, self._graph, duty.pipeline, layer, first, last, loss, rate)
+                    self._stages[duty] = alone
+                    continue
                 self._stages[duty] = Stage(self._job, duty.pipeline, layers, first, last, loss, splits, rate)
         self._ranges = ranges
         if self._job.resilience.standby == "host":
@@ -213,7 +227,7 @@ class Compute:
         self.building = None
         return layer
 
-    def _begin(self, duty: Duty, step: int) -> Stage:
+    def _begin(self, duty: Duty, step: int) -> Stage | GraphStage:
         runner = self._stages[duty]
         if self._begun.get(duty) != step:
             runner.begin_step(step)
@@ -236,6 +250,9 @@ class Compute:
             self._ahead.close()
 
     def _load(self, load: Load) -> Samples:
+        if self._graph is not None:
+            self._graph.chunk(load.pipeline)  # made ahead of the first forward, and kept
+            return (), ()
         if self._ahead is not None:
             with self.loading():
                 return self._ahead.take(load)
@@ -262,6 +279,8 @@ class Compute:
     def _run(self, work: Run[Value]) -> Result:
         duty, op, m = work.instruction
         runner = self._begin(duty, work.step)
+        if isinstance(runner, GraphStage):
+            return self._run_on_graph(work, runner)
         first, last = runner.first, runner.last
         if op in flow.FORWARDS:
             if first:
@@ -286,6 +305,18 @@ class Compute:
         gradients = runner.backward(m, given, work.accumulates, self._through(work.completes))
         return self._gave(work, runner, value_home(self._device, Value.gradients(gradients)))
 
+    def _run_on_graph(self, work: Run[Value], stage: GraphStage) -> Result:
+        duty, op, m = work.instruction
+        if op == "F":
+            self._loaded.pop(Load(work.step, duty.pipeline, m), None)
+            given = [torch.as_tensor(operand.output_and_target()[0]) for operand in work.operands]
+            output = stage.forward(given)
+            return Result(value=None if stage.last else Value.activation(output.requires_grad_(), ()))
+        after = self._graph.neighbours.after[duty.pipeline] if self._graph is not None else ()
+        found = {q: x.by_place() for q, x in zip(after, work.operands, strict=False)}
+        gradients = stage.backward({q: of[0] for q, of in found.items() if of}, work.accumulates)
+        return Result(value=Value.gradients(gradients))
+
     def _passed_on(self, output: Pytree, target: Pytree) -> Value:
         return value_home(self._device, Value.activation(output, mapped(torch.Tensor.detach, target)))
 
@@ -301,7 +332,7 @@ class Compute:
         self,
         work: Reduce[Value],
         leaving: Callable[[Reduce[Value], int, Values, Event], None],
-        stages: list[Stage],
+        stages: list[Stage | GraphStage],
         layer: HeldLayer,
     ) -> None:
         values = merged_layer(stages, layer, work.block, self._pipelines, given=self._given_here(work))

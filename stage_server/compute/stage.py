@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import chain
+from typing import Protocol
 
 import torch
 
@@ -65,7 +66,7 @@ class Stage:
         self._pipeline = pipeline
         self._workspace = pipeline if workspace is None else workspace
         self._learning_rate = learning_rate
-        self.layers = layers
+        self.layers: Sequence[HeldLayer] = layers
         self.first = first
         self.last = last
         self._loss = loss
@@ -313,8 +314,18 @@ def _note(made: dict[int, torch.Tensor], place: int, gradient: torch.Tensor | No
         made[place] = gradient
 
 
+class Summed(Protocol):
+    """What a stage tells where its gradient is merged with other pipelines'."""
+
+    clips: bool
+
+    @property
+    def layers(self) -> Sequence[HeldLayer]: ...
+    def tallies(self) -> tuple[float, ...]: ...
+
+
 def merged(
-    stages: Sequence[Stage],
+    stages: Sequence[Summed],
     block: Block,
     pipelines: int,
     left: Collection[int] = frozenset(),
@@ -331,7 +342,7 @@ def merged(
 
 
 def merged_layer(
-    stages: Sequence[Stage], layer: HeldLayer, block: Block, pipelines: int, leaves: bool = True, given: Given = ()
+    stages: Sequence[Summed], layer: HeldLayer, block: Block, pipelines: int, leaves: bool = True, given: Given = ()
 ) -> Values:
     """The same of one layer; the tallies ride with the model's last layer."""
     tallies = tuple(number for stage in stages for number in stage.tallies()) if layer is stages[0].layers[-1] else ()

@@ -29,6 +29,7 @@ def run_of(job: Job, source: ModelSource) -> RunShape:
         ties=source.ties,
         tally=job.tally_form,
         evaluations=job.evaluations,
+        on_graph=job.graph is not None,
     )
 
 

@@ -74,6 +74,7 @@ class RunShape:
     ties: Ties = ()
     tally: TallyForm = LOSS_ALONE  # numbers that a microbatch tells
     evaluations: Evaluations = NEVER
+    on_graph: bool = False  # its pipelines are chunks, which exchange values
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_accumulated", accumulated(self.layers))
@@ -106,7 +107,8 @@ class RunShape:
         # In a step a stage sends for each microbatch an activation, a gradient and what it has accumulated, and for
         # each bucket a reduced gradient and less than twice as many blocks as pipelines. There are no more stages than
         # buckets.
-        buckets = len(self.buckets) + len(self.uses)
+        # On a graph a backward gives a gradient for each chunk at most.
+        buckets = (len(self.buckets) + len(self.uses)) * (self.pipelines if self.on_graph else 1)
         return 4 * buckets * (self.pipelines * (3 * self.microbatches + self.evaluations.microbatches + 2) + 1)
 
     @cached_property
@@ -145,7 +147,10 @@ def key_problem(key: Key, run: RunShape) -> str:
         return f"a tensor {key}, which is no block of {run.pipelines} pipelines"
     if across or key.pipeline >= run.pipelines or key.stage >= layers or key.step >= run.end:
         return f"a tensor {key} of pipeline {key.pipeline}, in a run of {layers} layers and {run.end} steps"
-    if key.use and (key.kind is not PARTIAL or Addend(key.index, key.use) not in run.uses):
+    on_graph = run.on_graph and key.kind is GRADIENT
+    if on_graph and key.use >= run.pipelines:
+        return f"a tensor {key} for chunk {key.use}, and there are {run.pipelines}"
+    if key.use and not on_graph and (key.kind is not PARTIAL or Addend(key.index, key.use) not in run.uses):
         return f"a tensor {key}, to which layer {key.use} adds nothing"
     most = run.microbatches if key.step < run.steps else 0  # the closing step trains nothing
     if key.kind in (PARTIAL, REDUCED):

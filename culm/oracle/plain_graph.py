@@ -1,0 +1,87 @@
+"""An epoch on a graph in one process: layer by layer over all vertices, chunk by chunk."""
+
+from collections.abc import Sequence
+
+import torch
+
+from culm.oracle.plain_evaluation import pair_of
+from culm.oracle.plain_passes import Passes, buffers_of
+from culm.pipeline.job import Job
+from culm.pipeline.user_code.graph.chunks import Chunk, ChunkedGraph
+from culm.pipeline.user_code.imports import load_callable
+from culm.pipeline.user_code.model import ModelSource
+from culm.pipeline.user_code.streams import seed_all, stream_seed
+
+# The shape of a product changes its bits, so every layer goes chunk by chunk here, too. What a chunk's output is the
+# gradient of is added up in order of the chunks that took of it.
+
+
+class GraphPasses:
+    """As ``ChainPasses``, for a job with a [graph]."""
+
+    def __init__(
+        self, job: Job, source: ModelSource, model: list[torch.nn.Module], parameters: Sequence[torch.nn.Parameter]
+    ) -> None:
+        self._job, self._loss, self._model, self._parameters = job, source.loss, model, parameters
+        self._graph: ChunkedGraph = source.dataset()
+        self._metrics = {name: load_callable(each, "train.metrics") for name, each in job.train.metrics.items()}
+
+    def passes(self, step: int) -> Passes:
+        """One epoch."""
+        chunks = [self._graph.chunk(p) for p in range(len(self._graph))]
+        made = Passes(measured={name: [] for name in self._metrics})
+        values = [chunk.features for chunk in chunks]
+        graphs: list[list[tuple[torch.Tensor, torch.Tensor]]] = []  # by layer and chunk: what it took, what it gave
+        for index, layer in enumerate(self._model):
+            passed = []
+            for p, chunk in enumerate(chunks):
+                x = torch.cat([values[p], *(values[q][rows] for q, (rows, _) in chunk.taken.items())])
+                x.requires_grad_(index > 0)
+                seed_all(stream_seed(self._job.job.seed, step, p, 0, index))
+                passed.append((x, layer(chunk, x)))
+            graphs.append(passed)
+            values = [output.detach() for _, output in passed]
+        ends = []
+        for chunk, (_, output) in zip(chunks, graphs[-1], strict=True):
+            loss, count = self._loss(output, chunk)
+            ends.append(loss)
+            made.losses.append(loss.item())
+            made.counts.append(float(count))
+            for name, metric in self._metrics.items():
+                made.measured[name].append(pair_of(metric(output.detach(), chunk), chunk.size))
+        made.sums.extend(made.losses)
+        made.gradients.extend([None] * len(self._parameters) for _ in chunks)
+        gradients = [torch.ones_like(loss) for loss in ends]
+        for index in reversed(range(len(self._model))):
+            of_layer = [
+                i for i, p in enumerate(self._parameters) if any(p is q for q in self._model[index].parameters())
+            ]
+            back = []
+            for p, (x, output) in enumerate(graphs[index]):
+                end = ends[p] if index == len(self._model) - 1 else output
+                wanted = [*([x] if index else []), *(self._parameters[i] for i in of_layer)]
+                found = list(torch.autograd.grad(end, wanted, gradients[p], allow_unused=True))
+                back.append(found.pop(0) if index else None)
+                for i, gradient in zip(of_layer, found, strict=True):
+                    made.gradients[p][i] = gradient
+            if index:
+                gradients = [self._added(p, chunks, back) for p in range(len(chunks))]
+        made.after.extend(buffers_of(self._model) for _ in chunks)
+        return made
+
+    @staticmethod
+    def _added(p: int, chunks: list[Chunk], back: Sequence[torch.Tensor | None]) -> torch.Tensor:
+        """The gradient of a chunk's values: of all that took them, in order."""
+        total: torch.Tensor | None = None
+        for q, (chunk, gradient) in enumerate(zip(chunks, back, strict=True)):
+            if gradient is None or (q != p and p not in chunk.taken):
+                continue
+            if total is None:
+                total = torch.zeros(chunks[p].size, gradient.shape[1])
+            if q == p:
+                total += gradient[: chunk.size]
+            else:
+                rows, first = chunk.taken[p]
+                total.index_add_(0, rows, gradient[first : first + len(rows)])
+        assert total is not None, "a chunk takes of itself at least"
+        return total

@@ -1,0 +1,16 @@
+"""The dataset of a job with a [graph]: the graph that its callable gives, cut into the job's chunks."""
+
+from typing import Any
+
+from culm.pipeline.errors import JobError
+from culm.pipeline.user_code.graph.chunks import ChunkedGraph
+from culm.pipeline.user_code.graph.graph import MEND, WHERE, Graph
+from culm.pipeline.user_code.imports import called, load_callable
+
+
+def chunked(data: str, args: dict[str, Any], chunks: int, partitioner: str) -> ChunkedGraph:
+    """As [graph] says. Raises JobError."""
+    made = called(load_callable(data, WHERE), args, WHERE)
+    if not isinstance(made, Graph):
+        raise JobError(f"the callable returned a {type(made).__name__}, not a graph", f"{WHERE}, {data}", MEND)
+    return ChunkedGraph(made, chunks, partitioner)
