@@ -43,10 +43,13 @@ MODULES = {
     "replay": "replay",
     "coordinator": "serve",
     "stage": "serve",
+    "graph-server": "serve",
+    "tensor-worker": "tensor_worker",
     "doctor": "doctor",
     "completion": "completion",
 }
 
+NODES = ("stage", "graph-server", "tensor-worker")  # that run the job's code
 
 # A health check that takes longer has failed in any case. Docker lets it run on, and begins the next one: on a machine
 # with too much to do there were soon two hundred of them.
@@ -98,7 +101,7 @@ def main(argv: list[str] | None = None) -> int:
         arguments = _parsed(words, command)
         if isinstance(arguments, int):
             return arguments
-        if command != "stage" or not os.environ.get("PYTHONSAFEPATH"):  # so a script's nodes look where it looks
+        if command not in NODES or not os.environ.get("PYTHONSAFEPATH"):  # so a script's nodes look where it looks
             sys.path.insert(0, "")  # the current folder is importable, as the job file says
         if getattr(arguments, "cluster", ""):
             from culm.engines.named_cluster import enter

@@ -332,13 +332,19 @@ class GraphSection(Section):
         "chunks",
     ] = "range"
     servers: Annotated[Few, "how many graph servers `culm run` starts; their number changes no bit"] = 1
+    workers: Annotated[
+        int,
+        Field(ge=0, le=1000),
+        "how many tensor workers `culm run` starts; their number changes no bit. Where there is none the graph servers "
+        "compute all themselves",
+    ] = 0
 
     def sections(self) -> dict[str, dict[str, Any]]:
         """The keys of other sections that follow from this one."""
         made_of = {"data": self.data, "args": self.args, "chunks": self.chunks, "partitioner": self.partitioner}
         return {
             "data": {
-                "dataset": "culm.pipeline.user_code.graph.loading:chunked",
+                "dataset": "culm.graphs.loading:chunked",
                 "args": made_of,
                 "microbatch": 1,
                 "shuffle": False,

@@ -1,1 +1,1 @@
-"""The wire contract: three .proto files and the stubs generated from them (`python -m culm.protos.generate`)."""
+"""The wire contract: four .proto files and the stubs generated from them (`python -m culm.protos.generate`)."""

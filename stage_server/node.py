@@ -27,6 +27,8 @@
 import logging
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
 
 import grpc
 
@@ -39,7 +41,7 @@ from culm.pipeline.tensors.values import Value
 from culm.protos import coordinator_pb2 as pb
 from culm.stage_server.attendance import Attendance
 from culm.stage_server.bubble import Bubble
-from culm.stage_server.compute.compute import Compute
+from culm.stage_server.compute.compute import Compute, Result
 from culm.stage_server.compute.device import PASSED, Event
 from culm.stage_server.compute.layer import Values
 from culm.stage_server.exchange import Exchange
@@ -114,6 +116,7 @@ class Node:
             broken=broken,
         )
 
+        self._raised: BaseException | None = None  # what an instruction has raised that waited for tensor workers
         self._handing_on = HandingOn(worker, self._changed, self._exchange.after_event)
 
     @property
@@ -161,6 +164,9 @@ class Node:
                 self._lending.computing = False
                 if isinstance(work, Install) and result.refused:
                     self._exchange.checkpoints.refuse(work, result.refused)
+                elif isinstance(work, Run) and result.later is not None:
+                    self._worker.runner.goes_on(work)
+                    result.later.add_done_callback(partial(self._came, work))
                 elif isinstance(work, Run) and result.copied is not PASSED:
                     self._handing_on.follow(work, result)
                 elif not isinstance(work, Load):
@@ -182,6 +188,19 @@ class Node:
         self._exchange.close()
         log.info("this node ends after %d instructions, at step %d", self._activity.finished, self._worker.version)
 
+    def _came(self, work: Run[Value], later: "Future[Result]") -> None:
+        """What an instruction has given that waited for tensor workers. On its own thread, or on the compute thread."""
+        with self._changed:
+            if self._changed.stopped or later.cancelled():
+                return
+            if (error := later.exception()) is not None:
+                self._raised = error
+                self._changed.notify_all()
+                return
+            result = later.result()
+            self._worker.finish(work, result.value)
+            self._exchange.after_event()
+
     def _known(self) -> Known:
         """Without the lock: both are replaced whole."""
         plan = self._worker.plan
@@ -200,6 +219,8 @@ class Node:
     def _wait_for_work(self) -> Work[Value] | Load | None:
         """What to compute next; None once the node is to stop. Gives up the lock, which it holds, while it waits."""
         while not self._changed.stopped:
+            if self._raised is not None:
+                raise self._raised
             if (work := self._choose()) is not None:
                 return work
             self._changed.wait()

@@ -54,6 +54,7 @@ from culm.pipeline.user_code.model import ModelSource
 from culm.pipeline.version import PROTOCOL_VERSION
 from culm.protos import coordinator_pb2 as pb
 from culm.protos import stage_pb2
+from culm.protos.tensor_work_pb2_grpc import add_TensorWorkServicer_to_server
 from culm.stage_server.address import advertised
 from culm.stage_server.availability import allowance_for, availability
 from culm.stage_server.compute.allocator import keep_pages
@@ -73,6 +74,7 @@ from culm.stage_server.streams.guard import run_of
 from culm.stage_server.streams.orders import Orders
 from culm.stage_server.streams.stream_bounds import job_problem
 from culm.stage_server.streams.unfit import refuse
+from culm.stage_server.tensor_work.desk import Desk
 from culm.stage_server.watching.node_metrics import NodeCollector, Reading
 from culm.stage_server.watching.process_watch import ProcessWatch
 from culm.stage_server.worker.worker import Worker
@@ -212,6 +214,9 @@ class StageServer:
         device = device_for(job)
         self._watch.meter.computes_on(device, self._settings.memory_bytes)
         source = ModelSource(job)
+        of_code = (
+            source.fingerprint() if job.graph is not None else ""
+        )  # before the graph is made: as a worker tells it
         every = job.checkpoint.every if job.checkpoint is not None else 0
         eager = job.resilience.redundancy == "eager"
         worker: Worker[Value] = Worker(
@@ -230,6 +235,11 @@ class StageServer:
         allowance = allowance_for(available, device, self._settings.spill_folder)
         node = Node(worker, compute, faults, job, patience, self._forfeit, self.broken, run, allowance)
         node.serve(self._server)
+        if compute.aside is not None:
+            hardware = available.parts["hardware"] if job.job.hardware == "same" else ""
+            text, aside = welcome.job_toml, compute.aside
+            aside.desk = Desk(text, of_code, hardware, compute.parameters, aside.do_here)
+            add_TensorWorkServicer_to_server(aside.desk, self._server)
         servicer = health.HealthServicer()
         servicer.set("", health_pb2.HealthCheckResponse.SERVING)
         health_pb2_grpc.add_HealthServicer_to_server(servicer, self._server)

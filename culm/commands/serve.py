@@ -26,9 +26,18 @@ MACHINE = (
 )
 
 
+REFLECTION = "serve gRPC reflection; also CULM_REFLECTION=1"
+INSECURE = "listen without TLS where other machines reach it; also CULM_INSECURE=1"
+
+
+def _metrics() -> Any:
+    what = "serve Prometheus metrics there, without HOST on loopback; default: CULM_METRICS, else off"
+    default = flags.from_environment("CULM_METRICS")
+    return {"type": flags.optional(flags.metrics_address), "default": default, "metavar": "[HOST:]PORT", "help": what}
+
+
 def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     env = flags.from_environment
-    insecure = "listen without TLS where other machines reach it; also CULM_INSECURE=1"
     coordinator = commands.add_parser(
         "coordinator",
         help="serve a run's coordinator",
@@ -83,15 +92,8 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     flags.add_allowed(coordinator, env("CULM_ALLOW"))
     kill = "let operators kill nodes, as the dashboard's button does; also CULM_ALLOW_KILL=1"
     flags.add_switch(coordinator, "--allow-kill", "CULM_ALLOW_KILL", kill)
-    reflection = "serve gRPC reflection; also CULM_REFLECTION=1"
-    flags.add_switch(coordinator, "--reflection", "CULM_REFLECTION", reflection)
-    metrics: Any = {
-        "type": flags.optional(flags.metrics_address),
-        "default": env("CULM_METRICS"),
-        "metavar": "[HOST:]PORT",
-        "help": "serve Prometheus metrics there, without HOST on loopback; default: CULM_METRICS, else off",
-    }
-    coordinator.add_argument("--metrics", **metrics)
+    flags.add_switch(coordinator, "--reflection", "CULM_REFLECTION", REFLECTION)
+    coordinator.add_argument("--metrics", **_metrics())
     prices = "a table of what machines cost (docs/cost.md); default: CULM_PRICES, else the example prices of Culm"
     coordinator.add_argument("--prices", default=env("CULM_PRICES", ""), metavar="FILE", help=prices)
     trace = 'how machines went before (docs/simulator.md): copies = "auto" begins with what it asks for'
@@ -100,14 +102,24 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     patience: Any = {"default": None, "metavar": "SECONDS"}
     what = "silence after which a frozen or cut off node counts as lost; every other time limit is in ratio to it"
     coordinator.add_argument("--patience", help=f"{what}; default: CULM_PATIENCE, else the job's", **patience)
-    flags.add_switch(coordinator, "--insecure", "CULM_INSECURE", insecure)
+    flags.add_switch(coordinator, "--insecure", "CULM_INSECURE", INSECURE)
     coordinator.set_defaults(command=run_coordinator)
-    stage = commands.add_parser(
-        "stage",
-        help="serve one node, which runs stages",
-        description="Serves one node: it joins the coordinator and runs the stages that it is given.",
-        epilog="example: culm stage --coordinator 127.0.0.1:7070 --name n0",
+    serves = "Serves one node: it joins the coordinator and runs"
+    _add_node(commands, "stage", "serve one node, which runs stages", f"{serves} the stages that it is given.")
+    _add_node(
+        commands,
+        "graph-server",
+        "serve one node of a job with a [graph], which runs chunks",
+        f"{serves} all layers of a graph's chunks, with the help of tensor workers. The same as culm stage.",
     )
+
+
+def _add_node(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]", word: str, what: str, description: str
+) -> None:
+    example = f"example: culm {word} --coordinator 127.0.0.1:7070 --name n0"
+    stage = commands.add_parser(word, help=what, description=description, epilog=example)
+    env, listen, name = flags.from_environment, flags.listen_address, flags.optional(flags.name)
     flags.add_own_coordinator(stage)
     stage.add_argument(
         "--listen",
@@ -184,8 +196,8 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     stage.add_argument(
         "--kill-at", action="append", default=[], metavar="STEP:INSTRUCTION", help="die there: for tests"
     )
-    flags.add_switch(stage, "--reflection", "CULM_REFLECTION", reflection)
-    stage.add_argument("--metrics", **metrics)
+    flags.add_switch(stage, "--reflection", "CULM_REFLECTION", REFLECTION)
+    stage.add_argument("--metrics", **_metrics())
     first = "how long to try to reach a first coordinator; default: CULM_CONNECT_TIMEOUT, else 30"
     stage.add_argument(
         "--connect-timeout",
@@ -203,8 +215,10 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         "else 3600",
     )
     what = "how long a coordinator may be silent, until it has told the run's own patience"
-    stage.add_argument("--patience", help=f"{what}; default: CULM_PATIENCE, else {USUAL:g}", **patience)
-    flags.add_switch(stage, "--insecure", "CULM_INSECURE", insecure)
+    stage.add_argument(
+        "--patience", default=None, metavar="SECONDS", help=f"{what}; default: CULM_PATIENCE, else {USUAL:g}"
+    )
+    flags.add_switch(stage, "--insecure", "CULM_INSECURE", INSECURE)
     stage.set_defaults(command=run_stage)
 
 

@@ -79,6 +79,7 @@ class LocalCluster:
         self.deaths: list[tuple[str, float]] = []  # (node, unix time)
         self.gone: dict[str, str] = {}  # nodes that are not started again by themselves, and why
         self._wanted = nodes
+        self._workers = [f"w{i}" for i in range(job.graph.workers if job.graph is not None else 0)]
         self._stays_without_nodes = stays_without_nodes
         self._waits_for = nodes if waits_for is None else waits_for
         self._kills = list(kills)
@@ -104,8 +105,8 @@ class LocalCluster:
             self._redis = EmbeddedRedis(self.folder / "redis", durable=True)
             self._redis.start()
             self._start_coordinator(self.address.split(",") if self.address else ["127.0.0.1:0"])
-            for name in self.names:
-                self._start_stage(name)
+            for name in (*self.names, *self._workers):
+                self._start_node(name)
         except BaseException:
             self.close()
             raise
@@ -185,7 +186,7 @@ class LocalCluster:
             self.deaths.append((name, child.died_at or time.time()))
             del self._children[name]
             if self._respawn:
-                self._start_stage(name)
+                self._start_node(name)
 
     @property
     def has_nodes(self) -> bool:
@@ -197,7 +198,7 @@ class LocalCluster:
         del self._children[name]
         self._failed[name] = in_a_row(self._failed.get(name, 0), child.ran)
         if self._respawn and self._failed[name] <= NODE_FAILURES:
-            self._start_stage(name)
+            self._start_node(name)
             return
         if code < 0:  # a crash writes no last line
             why = f"{name} was ended by {signal.Signals(-code).name} {self._failed[name]} times: see {child.log}"
@@ -248,6 +249,13 @@ class LocalCluster:
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
             file.write(self.redis_url)
         return path.absolute()
+
+    def _start_node(self, name: str) -> None:
+        """A node, or a tensor worker, as a process that holds nothing."""
+        if name in self._workers:
+            self._start(name, ["tensor-worker", "--coordinator", self.address, "--name", name])
+        else:
+            self._start_stage(name)
 
     def _start_stage(self, name: str) -> None:
         words = ["stage", "--coordinator", self.address, "--name", name]

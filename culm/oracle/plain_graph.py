@@ -1,6 +1,7 @@
 """An epoch on a graph in one process: layer by layer over all vertices, chunk by chunk."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -8,9 +9,9 @@ from culm.oracle.plain_evaluation import pair_of
 from culm.oracle.plain_passes import Passes, buffers_of
 from culm.pipeline.job import Job
 from culm.pipeline.user_code.graph.chunks import Chunk, ChunkedGraph
+from culm.pipeline.user_code.graph.tasks import seeded, task_seed
 from culm.pipeline.user_code.imports import load_callable
 from culm.pipeline.user_code.model import ModelSource
-from culm.pipeline.user_code.streams import seed_all, stream_seed
 
 # The shape of a product changes its bits, so every layer goes chunk by chunk here, too. What a chunk's output is the
 # gradient of is added up in order of the chunks that took of it.
@@ -37,8 +38,8 @@ class GraphPasses:
             for p, chunk in enumerate(chunks):
                 x = torch.cat([values[p], *(values[q][rows] for q, (rows, _) in chunk.taken.items())])
                 x.requires_grad_(index > 0)
-                seed_all(stream_seed(self._job.job.seed, step, p, 0, index))
-                passed.append((x, layer(chunk, x)))
+                seed_of = partial(task_seed, self._job.job.seed, step, p, index)
+                passed.append((x, layer(chunk, x, seeded(seed_of))))
             graphs.append(passed)
             values = [output.detach() for _, output in passed]
         ends = []

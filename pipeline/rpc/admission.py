@@ -40,12 +40,14 @@ OTHERS = Room(32, 8, 8)  # health, reflection and whatever a viewer asks
 NEEDED = {
     "/culm.v1.Stage/Deliver": Room(512, 512, 32),
     "/culm.v1.Stage/Fetch": Room(64, 32, 8),
+    "/culm.v1.TensorWork/Work": Room(512, 512, 512),  # a stream of each worker
+    "/culm.v1.TensorWork/GetParameters": Room(64, 64, 64),
     "/culm.v1.Coordinator/Attend": Room(1 << 14, 1 << 14, 8),
     "/culm.v1.Coordinator/ListEvents": Room(256, 64, 64),
 }
 MOST_STREAMS = [("grpc.max_concurrent_streams", 1024)]  # of one connection: HTTP/2 holds back the others
 # Of a node's server: a thread for each call that has room, and 16 on which the others are refused.
-THREADS = sum(room.all for method, room in NEEDED.items() if "Stage" in method) + OTHERS.all + 16
+THREADS = sum(room.all for method, room in NEEDED.items() if "Coordinator" not in method) + OTHERS.all + 16
 
 
 class Admission:

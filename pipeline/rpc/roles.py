@@ -30,6 +30,9 @@ SCHEME = "culm://"
 ALLOWED: Mapping[str, tuple[str, ...]] = {
     "/culm.v1.Stage/Deliver": ("stage",),
     "/culm.v1.Stage/Fetch": ("stage", "operator"),
+    "/culm.v1.TensorWork/GetTensorJob": ("stage",),
+    "/culm.v1.TensorWork/GetParameters": ("stage",),
+    "/culm.v1.TensorWork/Work": ("stage",),
     "/culm.v1.Timetables/GetTimetable": ("viewer", "operator"),
     "/culm.v1.Coordinator/Attend": ("stage",),
     "/culm.v1.Coordinator/Kill": ("operator",),

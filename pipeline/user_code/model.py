@@ -65,6 +65,8 @@ class ModelSource:
         self._optimizer = load_callable(job.train.optimizer, "train.optimizer")
         self._dataset = load_callable(job.data.dataset, "data.dataset")
         self._factory = load_callable(job.model.layers, "model.layers")
+        if job.graph is not None:  # tensor workers make no graph, and have the same files all the same
+            load_callable(job.graph.data, "graph.data")
         train = job.train
         self._grouping = load_callable(train.groups, "train.groups") if train.groups else None
         self._scheduler = load_callable(train.schedule, "train.schedule") if train.schedule else None
@@ -371,7 +373,8 @@ class ModelSource:
         """(module, file) of the user's code: the packages that the job names, or that define what it names."""
         job = self._job
         named = {name.partition(":")[0] for name in (job.model.layers, job.data.dataset, job.train.loss)}
-        for name in (job.train.optimizer, job.train.groups, job.train.schedule, job.data.collate):
+        data = job.graph.data if job.graph is not None else None
+        for name in (job.train.optimizer, job.train.groups, job.train.schedule, job.data.collate, data):
             named |= {name.partition(":")[0]} if name else set()
         named |= {name.partition(":")[0] for name in self.optimizers() if name != OWN}
         named_once = [f for f in (self._grouping, self._scheduler) if f is not None]

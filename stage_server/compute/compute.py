@@ -23,7 +23,9 @@
 # those that no duty of this node computes with (``HeldLayer.go_home``).
 
 import logging
+import threading
 from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -37,6 +39,7 @@ from culm.pipeline.job import Job
 from culm.pipeline.neighbours import Neighbours
 from culm.pipeline.tensors.layout import copy_of
 from culm.pipeline.tensors.pytrees import Pytree, mapped
+from culm.pipeline.tensors.task_pieces import as_value
 from culm.pipeline.tensors.values import Value
 from culm.pipeline.ties import Addend
 from culm.pipeline.tree import Block
@@ -45,7 +48,7 @@ from culm.pipeline.user_code.model import ModelSource
 from culm.stage_server.compute.auditing import Auditing, state_digest
 from culm.stage_server.compute.copying import try_copying
 from culm.stage_server.compute.device import PASSED, Device, Event, value_here, value_home
-from culm.stage_server.compute.graph_stage import GraphStage
+from culm.stage_server.compute.graph_stage import GraphStage, MakesRuns, in_place
 from culm.stage_server.compute.keeping import Keeping
 from culm.stage_server.compute.layer import HeldLayer, Values
 from culm.stage_server.compute.loading import Loading, Samples, Told
@@ -54,6 +57,7 @@ from culm.stage_server.compute.loan import Loan
 from culm.stage_server.compute.merging import Given
 from culm.stage_server.compute.misfit import misfit
 from culm.stage_server.compute.stage import Stage, merged, merged_layer
+from culm.stage_server.tensor_work.aside import Aside
 from culm.stage_server.worker.work import (
     Apply,
     Arrange,
@@ -84,6 +88,7 @@ class Result:
     refused: str = ""  # why a state from elsewhere was not installed
     accumulated: Value | None = None  # what the stage's gradients have come to, to be shipped
     digest: int | None = None  # of a layer's state, or of a forward's output; None: there is none to compare
+    later: "Future[Result] | None" = None  # it is under way, and all of this is still to come
     built: tuple[tuple[int, str], ...] = ()  # hashes of layers at their initial state, which is used from now on
 
 
@@ -93,6 +98,10 @@ class Compute:
     def __init__(self, job: Job, source: ModelSource, device: Device) -> None:
         self._job = job
         self._graph: ChunkedGraph | None = source.dataset() if job.graph is not None else None
+        # Whoever computes has this lock, where instructions on a graph wait for workers; else one thread does.
+        turn = threading.RLock()
+        self._turn: AbstractContextManager[object] = turn if job.graph is not None else nullcontext()
+        self.aside = Aside(turn, lambda index: self._layers[index].module) if job.graph is not None else None
         self._pipelines = job.pipeline.pipelines
         self._source = source
         self._device = device
@@ -141,7 +150,21 @@ class Compute:
         return self._layers[index]
 
     def do(self, work: Work[Value] | Load) -> Result:
-        """Runs one piece of work to its end."""
+        """Runs one piece of work to its end, but for a ``Result.later``."""
+        with self._turn:
+            found = self._do(work)
+            if self.aside is not None and isinstance(work, Arrange | Install | Apply):
+                self.aside.edition += 1
+            return found
+
+    def parameters(self, layer: int, edition: int) -> Value | None:
+        """A copy of those of a layer, for whoever does tensor work; None: they have changed since. Any thread asks."""
+        with self._turn:
+            if self.aside is None or self.aside.edition != edition or layer not in self._layers:
+                return None
+            return as_value({i: p.detach().clone() for i, p in enumerate(self._layers[layer].module.parameters())})
+
+    def _do(self, work: Work[Value] | Load) -> Result:
         if isinstance(work, Run):
             return self._run(work)
         if isinstance(work, Load):
@@ -245,7 +268,9 @@ class Compute:
             self._ahead.want(load for load in loads if load not in self._loaded)
 
     def close(self) -> None:
-        """Ends the processes that load."""
+        """Ends the processes that load, and lets tensor workers go."""
+        if self.aside is not None:
+            self.aside.close()
         if self._ahead is not None:
             self._ahead.close()
 
@@ -306,11 +331,16 @@ class Compute:
         return self._gave(work, runner, value_home(self._device, Value.gradients(gradients)))
 
     def _run_on_graph(self, work: Run[Value], stage: GraphStage) -> Result:
+        if self.aside is not None and self.aside.is_wanted:
+            return Result(later=self.aside.start(partial(self._pass_on_graph, work, stage, self.aside.runs)))
+        return self._pass_on_graph(work, stage)
+
+    def _pass_on_graph(self, work: Run[Value], stage: GraphStage, runs: MakesRuns = in_place) -> Result:
         duty, op, m = work.instruction
         if op == "F":
             self._loaded.pop(Load(work.step, duty.pipeline, m), None)
             given = [torch.as_tensor(operand.output_and_target()[0]) for operand in work.operands]
-            output = stage.forward(given)
+            output = stage.forward(given, runs)
             return Result(value=None if stage.last else Value.activation(output.requires_grad_(), ()))
         after = self._graph.neighbours.after[duty.pipeline] if self._graph is not None else ()
         found = {q: x.by_place() for q, x in zip(after, work.operands, strict=False)}

@@ -5,6 +5,7 @@
 # counts.
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,13 +15,20 @@ from culm.pipeline.tensors.lazy import in_memory
 from culm.pipeline.tensors.pytrees import Pytree
 from culm.pipeline.tensors.values import Value
 from culm.pipeline.user_code.graph.chunks import Chunk, ChunkedGraph
-from culm.pipeline.user_code.graph.layer import Runs, here
+from culm.pipeline.user_code.graph.layer import Runs
 from culm.pipeline.user_code.graph.passes import Taken, gradient_of, parts_of, sources_of
+from culm.pipeline.user_code.graph.tasks import seeded, task_seed
 from culm.pipeline.user_code.losses import taken, tally_of
 from culm.pipeline.user_code.metrics import Metrics
-from culm.pipeline.user_code.streams import stream_seed
 from culm.pipeline.user_code.trial import refuse_loss
 from culm.stage_server.compute.layer import HeldLayer
+
+# Who does a layer's tensor work, by the layer's number and the seed of each of its functions.
+MakesRuns = Callable[[int, Callable[[str], int]], Runs]
+
+
+def in_place(layer: int, seed_of: Callable[[str], int]) -> Runs:
+    return seeded(seed_of)
 
 
 class GraphStage:
@@ -45,6 +53,8 @@ class GraphStage:
         self._parameters = [p for p in layer.module.parameters() if p.requires_grad]
         self._metrics = Metrics(job.train.metrics if last else {}, "train")
         self._step = 0
+        # Counts how often a step was begun: what was begun before may end after, and leaves nothing then.
+        self._round = 0
         self._taken: Taken | None = None  # from the forward to the backward
         self._told: tuple[float, ...] = ()
 
@@ -54,6 +64,7 @@ class GraphStage:
 
     def begin_step(self, step: int) -> None:
         self._step, self._taken, self._told = step, None, ()
+        self._round += 1
         self.layers[0].begin_step(self._pipeline)
 
     def end_step(self) -> None:
@@ -62,8 +73,9 @@ class GraphStage:
     def tallies(self) -> tuple[float, ...]:
         return self._told
 
-    def forward(self, given: Sequence[torch.Tensor], run: Runs = here) -> torch.Tensor:
+    def forward(self, given: Sequence[torch.Tensor], runs: MakesRuns = in_place) -> torch.Tensor:
         """``given``: the outputs of the chunks before this one, as ``Neighbours`` has them; nothing at the first layer.
+        ``runs``: who does tensor work.
 
         Returns the new values of the chunk's vertices, [n, k], at the last layer its loss; detached.
         """
@@ -72,15 +84,18 @@ class GraphStage:
             x = sources_of(self.chunk, {q: self._graph.chunk(q).features for q in before})
         else:
             x = sources_of(self.chunk, dict(zip(before, given, strict=True))).requires_grad_()
-        layer.device.seed(stream_seed(self._job.job.seed, self._step, self._pipeline, 0, layer.index))
+        begun, step = self._round, self._step
+        run = runs(layer.index, partial(task_seed, self._job.job.seed, step, self._pipeline, layer.index))
         output: torch.Tensor = layer.module(self.chunk, x, run)
+        told: tuple[float, ...] = ()
         if self.last:
             values = output
             output, counts = taken(self._loss(values, self.chunk), self._job)
             refuse_loss(output, values)
             measured = self._metrics.numbers(values, self.chunk, self.chunk.size)
-            self._told = (*tally_of(output, counts), *measured, self._learning_rate(self._step))
-        self._taken = Taken(x, output)
+            told = (*tally_of(output, counts), *measured, self._learning_rate(step))
+        if begun == self._round:
+            self._taken, self._told = Taken(x, output), told
         return output.detach()
 
     def backward(self, given: Mapping[int, torch.Tensor], accumulates: bool = True) -> dict[int, torch.Tensor]:
@@ -90,6 +105,7 @@ class GraphStage:
         """
         assert self._taken is not None, "the backward has no forward"
         (x, output), self._taken = self._taken, None
+        begun = self._round
         if self.last:
             gradient = torch.ones_like(output)
         else:
@@ -99,7 +115,7 @@ class GraphStage:
         if wanted:
             found = list(torch.autograd.grad(output, wanted, gradient, allow_unused=True))
         of_x = None if self.first else found.pop(0)
-        if accumulates:
+        if accumulates and begun == self._round:
             self.layers[0].enter(self._pipeline)
             for parameter, each in zip(self._parameters, found, strict=True):
                 parameter.grad = in_memory(each) if each is not None else None

@@ -38,6 +38,7 @@ class DutyStep(Generic[V]):
     tenure: int | None = None
     # By this node as the owner, never by another. Invariant: empty where there is no tenure.
     done: set[Instruction] = field(default_factory=set)
+    under_way: set[Instruction] = field(default_factory=set)  # that wait for somebody else, and are not done
     count: defaultdict[Pass, int] = field(default_factory=lambda: defaultdict(int))  # of these, by kind
     # Outputs of redundant forwards, microbatch 0 first; an output that no node consumes is None.
     ahead: list[V | None] = field(default_factory=list)
@@ -62,6 +63,7 @@ class DutyStep(Generic[V]):
 
     def note(self, instruction: Instruction) -> None:
         """It has run."""
+        self.under_way.discard(instruction)
         if instruction not in self.done:
             self.done.add(instruction)
             self.count[instruction.op] += 1
@@ -71,10 +73,11 @@ class DutyStep(Generic[V]):
     ) -> Instruction | None:
         """The first of a kind that is not done, in order of microbatch; of a part, where not all is to be done."""
         # Where all is to be done microbatches run in order, so that the number of those done tells the next one.
-        if part is None:
+        if part is None and not self.under_way:
             return Instruction(duty, op, self.count[op]) if self.count[op] < microbatches else None
         each = (Instruction(duty, op, m) for m in range(microbatches))
-        return next((i for i in each if i in part and i not in self.done), None)
+        found = next((i for i in each if (part is None or i in part) and i not in self.done), None)
+        return found if found not in self.under_way else None
 
     def next_over_graph(
         self, duty: Duty, op: Pass, microbatches: int, part: Container[Instruction] | None
@@ -93,7 +96,7 @@ class DutyStep(Generic[V]):
             instruction = Instruction(duty, op, m)
             if instruction in part and instruction not in self.done:
                 if Instruction(duty, before, m) in self.done:
-                    return instruction
+                    return instruction if instruction not in self.under_way else None
                 if self.sums and reduction.accumulates(instruction, self.inherited):
                     return None  # gradients add up in order of microbatch
         return None
@@ -108,6 +111,7 @@ class DutyStep(Generic[V]):
     def restart(self) -> None:
         """It begins the step again: its graphs and gradients are dropped. What was put out stays as it is."""
         self.done.clear()
+        self.under_way.clear()
         self.count.clear()
         self.ahead.clear()
         self.adopted = self.inherited = 0
@@ -122,6 +126,7 @@ class DutyStep(Generic[V]):
         self.sums, self.sent = True, False
         self.left.clear()
         self.done.clear()
+        self.under_way.clear()
         self.count.clear()
 
     def drop_ahead(self) -> None:

@@ -192,10 +192,11 @@ class Runner(Generic[V]):
     def _run(self, instruction: Instruction) -> Run[V]:
         self._note_resumed(instruction.duty)
         step = self.duties[instruction.duty]
+        assert step.tenure is not None, f"{instruction.duty} is another node's"
         return Run(
             instruction=instruction,
             step=self._at.version,
-            tenure=self._tenure(instruction.duty),
+            tenure=step.tenure,
             operands=tuple([self._post.mailbox.get(key) for key in self._at.inputs_of(instruction)]),
             accumulates=step.sums and reduction.accumulates(instruction, step.inherited),
             ships=self._ships(instruction),
@@ -247,6 +248,11 @@ class Runner(Generic[V]):
         else:
             self.note(work)
             self.hand_on(work, result, accumulated)
+
+    def goes_on(self, work: Run[V]) -> None:
+        """The instruction waits for somebody else: until it ends it is not given out again."""
+        if self.is_current(work.instruction.duty, work.step, work.tenure):
+            self.duties[work.instruction.duty].under_way.add(work.instruction)
 
     def note(self, work: Run[V]) -> None:
         """The owner's instruction has run, and others may follow it; what it gave comes to ``hand_on``, maybe later."""
@@ -387,11 +393,6 @@ class Runner(Generic[V]):
         if takeover is not None and not takeover.resumed:
             takeover.resumed = True
             self._effects.append(ReportResumed(takeover.since[1], duty.stage))
-
-    def _tenure(self, duty: Duty) -> int:
-        tenure = self.duties[duty].tenure
-        assert tenure is not None, f"{duty} is another node's"
-        return tenure
 
     def _at_version(self, stage: int) -> bool:
         assert self._at.plan is not None

@@ -1,5 +1,7 @@
 """Tries a graph's job on one epoch's forward, so that a mistake in it shows before anything starts."""
 
+from functools import partial
+
 import torch
 
 from culm.pipeline.errors import JobError
@@ -7,10 +9,10 @@ from culm.pipeline.job import Job
 from culm.pipeline.user_code.graph.chunks import ChunkedGraph
 from culm.pipeline.user_code.graph.layer import GraphLayer
 from culm.pipeline.user_code.graph.passes import sources_of
+from culm.pipeline.user_code.graph.tasks import seeded, task_seed
 from culm.pipeline.user_code.imports import RAISED, described
 from culm.pipeline.user_code.losses import taken, tally_of
 from culm.pipeline.user_code.model import ModelSource
-from culm.pipeline.user_code.streams import seed_all, stream_seed
 
 
 @torch.no_grad()
@@ -33,9 +35,9 @@ def check_graph(source: ModelSource, job: Job, graph: ChunkedGraph) -> None:
             raise JobError(what, "model.layers", "use layers without buffers, such as LayerNorm")
         found = {}
         for chunk in chunks:
-            seed_all(stream_seed(job.job.seed, 0, chunk.number, 0, index))
+            seed_of = partial(task_seed, job.job.seed, 0, chunk.number, index)
             try:
-                found[chunk.number] = layer(chunk, sources_of(chunk, values))
+                found[chunk.number] = layer(chunk, sources_of(chunk, values), seeded(seed_of))
             except RAISED as error:
                 what = f"layer {index} ({type(layer).__name__}) raised {described(error)} on chunk {chunk.number}"
                 raise JobError(what, where, "correct it, or the sizes of the layers") from error

@@ -8,7 +8,8 @@
 #     apply_vertex    sums [n, d] and own values, with parameters -> [n, k]   tensor work
 #
 # Graph work is done where the chunk lies. Tensor work depends on nothing but its arguments, the parameters and a seed,
-# so anybody may do it, and do it again: ``run`` says who. A layer without ``apply_edge`` skips the first two.
+# so anybody may do it, and do it again (``tasks``): ``run`` says who. A layer without ``apply_edge`` skips the first
+# two.
 
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -33,6 +34,7 @@ class GraphLayer(nn.Module):
     """Subclasses give ``apply_vertex``, and ``apply_edge`` where ``by_edge`` is set."""
 
     by_edge: ClassVar[bool] = False
+    wants_own: ClassVar[bool] = False  # whether ``apply_vertex`` takes the vertices' own values beside the sums
 
     def scatter(self, chunk: Chunk, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """x: [S, d], of the chunk's sources. By default the values of each edge's two ends, [E, d] each."""
@@ -46,14 +48,17 @@ class GraphLayer(nn.Module):
         """values: x [S, d], or the messages. By default sums by target, [n, d], with the edges' weights."""
         return add_up_messages(chunk, values) if self.by_edge else add_up(chunk, values)
 
-    def apply_vertex(self, gathered: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-        """gathered: [n, d]; own: the values of the chunk's own vertices, [n, d] -> their new ones, [n, k]."""
+    def apply_vertex(self, gathered: torch.Tensor, own: torch.Tensor | None = None) -> torch.Tensor:
+        """gathered: [n, d]; own: the values of the chunk's own vertices, [n, d], where the layer ``wants_own`` -> their
+        new ones, [n, k].
+        """
         raise NotImplementedError
 
     def forward(self, chunk: Chunk, x: torch.Tensor, run: Runs = here) -> torch.Tensor:
         """x: [S, d], as ``Chunk`` has its sources -> [n, k]."""
         values = run(self, EDGE, self.scatter(chunk, x)) if self.by_edge else x
-        return run(self, VERTEX, (self.gather(chunk, values), x[: chunk.size]))
+        gathered = self.gather(chunk, values)
+        return run(self, VERTEX, (gathered, x[: chunk.size]) if self.wants_own else (gathered,))
 
 
 class _Multiplied(torch.autograd.Function):

@@ -1,0 +1,67 @@
+"""Tensor work as a task: one call of a layer's function, or its backward, by whoever has the layer's parameters."""
+
+# A task's answer is a function of the task and the parameters alone: its random numbers are drawn from its own seed. So
+# it may be done anywhere, twice, or late, and whatever answer comes first is the right one. A backward runs the forward
+# once more: who does it has kept nothing.
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from culm.pipeline.user_code.graph.layer import EDGE, VERTEX, GraphLayer
+from culm.pipeline.user_code.streams import seed_all, stream_seed
+
+FUNCTIONS = (VERTEX, EDGE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """``wanted``: by argument, whether its gradient is. ``gradient``: of what the function gives; None: a forward."""
+
+    layer: int
+    function: str
+    seed: int
+    wanted: tuple[bool, ...]
+    arguments: tuple[torch.Tensor, ...]
+    gradient: torch.Tensor | None = None
+
+
+def task_seed(seed: int, step: int, chunk: int, layer: int, function: str) -> int:
+    """For what one function of a layer draws on one chunk in one epoch; ``seed``: the job's."""
+    return stream_seed(seed, step, chunk, FUNCTIONS.index(function), layer)
+
+
+def seeded(seed_of: Callable[[str], int]) -> Callable[[GraphLayer, str, tuple[torch.Tensor, ...]], torch.Tensor]:
+    """Does tensor work in this very place, as a task of this seed would be done. ``seed_of``: by function."""
+
+    def run(layer: GraphLayer, function: str, arguments: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        seed_all(seed_of(function))
+        found: torch.Tensor = getattr(layer, function)(*arguments)
+        return found
+
+    return run
+
+
+def do(module: GraphLayer, task: Task) -> Mapping[int, torch.Tensor]:
+    """Of a forward {0: what the function gives}; of a backward the gradients of arguments and then of parameters that
+    have one, by their place among both.
+    """
+    seed_all(task.seed)
+    with torch.enable_grad():
+        pairs = zip(task.arguments, task.wanted, strict=True)
+        arguments = [x.detach().requires_grad_(wanted) for x, wanted in pairs]
+        output: torch.Tensor = getattr(module, task.function)(*arguments)
+        if task.gradient is None:
+            return {0: output.detach()}
+        places = [i for i, wanted in enumerate(task.wanted) if wanted]
+        parameters = trained(module)
+        inputs = [*(arguments[i] for i in places), *parameters]
+        found: Sequence[torch.Tensor | None] = torch.autograd.grad(output, inputs, task.gradient, allow_unused=True)
+        places += range(len(arguments), len(arguments) + len(parameters))
+        return {place: gradient for place, gradient in zip(places, found, strict=True) if gradient is not None}
+
+
+def trained(module: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """The parameters that have gradients, in their order."""
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]

@@ -1,0 +1,153 @@
+"""The tensor worker's process: it finds the graph servers of a run, and works for each of them."""
+
+# Threads: the main one asks the coordinator from time to time which servers there are, and ends with the run; one more
+# for each server, which waits for tasks. One task is computed at a time, whoever gave it.
+
+import logging
+import os
+import signal
+import threading
+import time
+from dataclasses import dataclass
+
+import grpc
+import torch
+
+from culm.pipeline.errors import JobError
+from culm.pipeline.job import Job, parse_job
+from culm.pipeline.log_lines import last_line
+from culm.pipeline.rpc.channel import details
+from culm.pipeline.rpc.tls import open_channel
+from culm.pipeline.tensors.digests import Corrupted
+from culm.pipeline.user_code.graph.layer import GraphLayer
+from culm.pipeline.user_code.graph.tasks import Task, do
+from culm.pipeline.user_code.model import ModelSource
+from culm.pipeline.version import PROTOCOL_VERSION
+from culm.protos import coordinator_pb2, tensor_work_pb2
+from culm.protos.coordinator_pb2_grpc import CoordinatorStub
+from culm.tensor_worker.server import Answer, ServerLink
+
+log = logging.getLogger("culm.tensor_worker")
+ASK_SECONDS = 1.0  # between two looks for servers, and between two tries to reach one
+ENDED = ("done", "failed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    """Times in seconds."""
+
+    coordinator: str
+    name: str
+    memory_bytes: int = 0  # that it is billed by; 0: nobody knows
+    connect_timeout: float = 30.0  # for a coordinator, the first one or the next
+
+
+class TensorWorker:
+    """``run`` gives the exit code."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self._settings = settings
+        self._turn = threading.Lock()  # of whoever computes
+        self._job_toml = ""
+        self._source: ModelSource | None = None
+        self._offer: tensor_work_pb2.Offer | None = None
+        self._links: dict[str, threading.Thread] = {}  # by the server's address
+        self._wrong: JobError | None = None
+        self._ended = threading.Event()
+        self.tasks = 0
+        self.seconds = 0.0  # that tasks have taken, from their arrival to their answer
+
+    def run(self) -> int:
+        """Until the run is over, its coordinator is gone for too long, or ``stop``."""
+        heard = time.monotonic()
+        with open_channel(self._settings.coordinator, "stage") as channel:
+            stub = CoordinatorStub(channel)
+            while not self._ended.is_set():
+                try:
+                    status = stub.GetStatus(coordinator_pb2.GetStatusRequest(), timeout=10.0)
+                except grpc.RpcError as error:
+                    if time.monotonic() - heard > self._settings.connect_timeout:
+                        last_line("tensor-worker", f"{self._settings.coordinator} does not answer: {details(error)}")
+                        return 1
+                else:
+                    heard = time.monotonic()
+                    if status.phase in ENDED:
+                        break
+                    self._work_for({node.address for node in status.nodes})
+                if self._wrong is not None:
+                    last_line("tensor-worker", str(self._wrong))
+                    return 2
+                self._ended.wait(ASK_SECONDS)
+        log.info("this worker ends after %d tasks in %.1f s", self.tasks, self.seconds)
+        return 0
+
+    def stop(self) -> None:
+        self._ended.set()
+
+    def _work_for(self, addresses: set[str]) -> None:
+        self._links = {address: link for address, link in self._links.items() if link.is_alive()}
+        for address in sorted(addresses - self._links.keys()):
+            link = threading.Thread(target=self._serve, args=(address,), name=f"server {address}", daemon=True)
+            self._links[address] = link
+            link.start()
+
+    def _serve(self, address: str) -> None:
+        try:
+            ServerLink(address, self, self._note).serve()
+        except (grpc.RpcError, ValueError, Corrupted, StopIteration) as error:
+            why = details(error) if isinstance(error, grpc.RpcError) else str(error)
+            log.info("the stream to the graph server at %s ends: %s", address, why)
+        except JobError as error:
+            self._wrong = error
+
+    def _note(self, seconds: float) -> None:
+        self.tasks, self.seconds = self.tasks + 1, self.seconds + seconds
+
+    # ---- culm.tensor_worker.server.Computes --------------------------------------------------------------------------
+
+    def offer(self, job_toml: str) -> tensor_work_pb2.Offer:
+        with self._turn:
+            if self._offer is None:
+                job = parse_job(job_toml, "the graph server's job")
+                torch.set_num_threads(job.job.threads)
+                self._job_toml, self._source = job_toml, ModelSource(job)
+                self._offer = self._made(job, self._source)
+            elif job_toml != self._job_toml:
+                what = "two graph servers of one coordinator have other jobs"
+                raise JobError(what, self._settings.coordinator, "start the worker again")
+            return self._offer
+
+    def _made(self, job: Job, source: ModelSource) -> tensor_work_pb2.Offer:
+        if job.graph is None:
+            raise JobError(
+                "the run trains on no graph", self._settings.coordinator, "name a run whose job has a [graph]"
+            )
+        return tensor_work_pb2.Offer(
+            worker=self._settings.name,
+            protocol_version=PROTOCOL_VERSION,
+            fingerprint=source.fingerprint(),
+            hardware=source.identity().parts["hardware"],
+            memory_bytes=self._settings.memory_bytes,
+        )
+
+    def module(self, layer: int) -> GraphLayer:
+        assert self._source is not None, "the worker has offered itself before"
+        with self._turn:
+            found = self._source.build(layer)
+        if not isinstance(found, GraphLayer):
+            raise JobError(f"layer {layer} is no layer on a graph", "model.layers", "make it a culm.graphs.GraphLayer")
+        return found
+
+    def do(self, module: GraphLayer, task: Task) -> Answer:
+        with self._turn:
+            return do(module, task)
+
+
+def main(settings: WorkerSettings) -> int:
+    """Runs a tensor worker until it is told to stop. Exit codes as for every ``culm`` command."""
+    worker = TensorWorker(settings)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: worker.stop())
+    code = worker.run()
+    logging.shutdown()
+    os._exit(code)  # it holds nothing: nobody waits for threads that wait, or compute, for a server
