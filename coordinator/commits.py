@@ -156,12 +156,12 @@ def commit_if_ready(state: State, now: float) -> Decision:
     else:
         state = cutting.settled(state)
         target, why = _target(state, plan, stages, facts, now)
-        if target and complete(target, facts, plan):
+        if target and complete(target, facts, plan) and not state.takes_old:
             stages, target, why = target, (), f"{len(target)} stages take the place of {len(plan.stages)}"
             state = replace(state, changed_at=now)
         state, chosen, pays = redundancy.reviewed(state, plan, now)
     pauses = ""
-    if state.pause is not None and state.committed < state.end:
+    if state.pause is not None and state.committed < state.end and not state.takes_old:
         pauses = str(state.pause)
         state, paused = pausing.take_effect(state, now)
         ended.extend(paused)
@@ -177,8 +177,8 @@ def commit_if_ready(state: State, now: float) -> Decision:
     if state.committed >= state.end:
         state = done(state, now)
     # A last checkpoint is asked for once, by the first commit after every node was told to go.
-    saves = saving.is_due(state) or (state.stopping is not None and state.stopping.step is None)
-    if state.stopping is not None and state.stopping.step is None:
+    saves = saving.is_due(state) or saving.last_is_due(state)
+    if state.stopping is not None and saving.last_is_due(state):
         state = replace(state, stopping=replace(state.stopping, step=min(state.committed, state.steps)))
     state = saving.asked_for(state)
     commit = Commit(
@@ -214,8 +214,9 @@ def _without_what_is_written_over(state: State) -> State:
         if (every and step % every == 0) or step == state.origin.step:
             return state  # it is of this run's own bits: it was written when this step came, or read
     # Beside its turn it is saved where every node is to go, where somebody asked for it, and where the run pauses.
-    is_last = step >= state.steps or (state.stopping is not None and state.stopping.step is None)
-    if not (is_last or saving.is_due(state) or state.pause is not None) and (not every or step % every):
+    is_last = step >= state.steps or saving.last_is_due(state)
+    pauses = state.pause is not None and not state.takes_old
+    if not (is_last or saving.is_due(state) or pauses) and (not every or step % every):
         return state
     left = tuple(c for c in state.checkpoints if c.folder != folder_of(state.settings.checkpoint_url, step))
     if left == state.checkpoints:
@@ -264,6 +265,8 @@ def _rearranged(
     """The stages from the next step on, the reasons, and the nodes that can go now."""
     settings = state.settings
     leaving = draining.leaving(state)
+    if state.takes_old:
+        return plan.stages, [], []
     if not settings.redundancy and not leaving and not any(stage.standbys for stage in plan.stages):
         return plan.stages, [], []
     usable = membership.usable(state)

@@ -340,6 +340,8 @@ def lose(state: State, lost: Mapping[str, str], now: float, by_choice: bool = Fa
         return replace(state, plan=None, exposed_since={}), (*commands, Persist())
     budget = budget_of(state)
     stages_left, reasons = promote(plan.stages, list(gone), state.layer_costs, budget)
+    if stages_left is not None and state.settings.staleness.most and any(plan.owned_by(name) for name in gone):
+        stages_left, reasons = None, ["later steps take values of this one or of earlier ones, which are lost"]
     if stages_left is None:
         done = ["the run was done, but its weights were neither saved nor fetched"]
         reasons = [*(done if state.phase is Phase.DONE else []), *reasons]

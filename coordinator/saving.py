@@ -41,7 +41,12 @@ _SAVES = (Phase.RUNNING, Phase.PAUSED)
 
 def is_due(state: State) -> bool:
     """Whether the commit that is being made is to ask for it."""
-    return state.saving is not None and state.saving.step is None
+    return state.saving is not None and state.saving.step is None and not state.takes_old
+
+
+def last_is_due(state: State) -> bool:
+    """The same of the last one, where every node is to go."""
+    return state.stopping is not None and state.stopping.step is None and not state.takes_old
 
 
 def asked_for(state: State) -> State:

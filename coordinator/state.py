@@ -30,6 +30,7 @@ from culm.pipeline.early_stop import EarlyStop
 from culm.pipeline.evaluations import BY_LOSS, NEVER, Best, Evaluations
 from culm.pipeline.layer_bytes import LayerBytes
 from culm.pipeline.machine import Machine
+from culm.pipeline.neighbours import FRESH, Staleness
 from culm.pipeline.origin import Origin
 from culm.pipeline.patience import Patience
 from culm.pipeline.pause import Pause
@@ -100,6 +101,7 @@ class Settings:
     audit: float = 0.0  # the share of forwards that are audited; above 0 holders compare their state, too (rule 25)
     # Whether a node runs all stages of its pipelines, and the cut stays: on a graph every layer is a stage.
     whole_pipelines: bool = False
+    staleness: Staleness = FRESH  # of what chunks of a graph take of each other
     nonfinite: str = "stop"  # or "skip": what becomes of a step whose loss or gradient is not finite
     same_hardware: bool = True  # whether a node of another kind than those before it is refused
     # Silence after which a node is lost; also for how long a broken order stream may mend if no neighbour misses the
@@ -383,6 +385,11 @@ class State:
     def rests(self) -> bool:
         """Whether no step runs though there is a plan: nothing is in flight."""
         return self.phase in (Phase.DONE, Phase.PAUSED)
+
+    @property
+    def takes_old(self) -> bool:
+        """Whether the step takes values of earlier ones, which lie with present owners and in no checkpoint."""
+        return self.settings.staleness.lag(self.committed, self.origin.step) > 0
 
     @property
     def copies_wanted(self) -> int:

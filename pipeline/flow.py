@@ -87,10 +87,10 @@ def inputs(instruction: Instruction, plan: Plan, era: int, step: int) -> tuple[K
     key, near = input_of(instruction, len(plan.stages), era, step), plan.neighbours
     if key is None or near is None:
         return (key,) if key is not None else ()
-    pipeline = instruction.duty.pipeline
+    own, of = instruction.duty.pipeline, step - near.staleness.lag(step, plan.origin.step)
     if instruction.op in FORWARDS:
-        return tuple([key._replace(pipeline=q) for q in near.before[pipeline]])
-    return tuple([key._replace(pipeline=q, use=pipeline) for q in near.after[pipeline]])
+        return tuple([key._replace(pipeline=q, step=step if q == own else of) for q in near.before[own]])
+    return tuple([key._replace(pipeline=q, use=own, step=step if q == own else of) for q in near.after[own]])
 
 
 def results(instruction: Instruction, plan: Plan, era: int, step: int) -> tuple[Key, ...]:

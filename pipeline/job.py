@@ -24,6 +24,7 @@ from culm.pipeline.job_sections import (
     TrackSection,
     TrainSection,
 )
+from culm.pipeline.neighbours import FRESH, Staleness
 from culm.pipeline.schedule import Schedule
 from culm.pipeline.tally import TallyForm
 from culm.pipeline.text import closest, plain, shortened, without_secrets
@@ -68,6 +69,10 @@ class Job(Section):
             for key, wanted in keys.items():
                 if getattr(getattr(self, section), key) != wanted:
                     raise ValueError(f"[graph] sets {section}.{key}: leave that key out")
+        every = self.checkpoint.every if self.checkpoint is not None and self.graph.staleness else self.graph.refresh
+        if every % self.graph.refresh:
+            what = f"only every {self.graph.refresh} epochs one is fresh, and a checkpoint is saved every {every}"
+            raise ValueError(f"{what}: set checkpoint.every to a multiple of graph.refresh")
         refused = {
             "evaluate": self.evaluate is not None,
             "train.compile": self.train.compile,
@@ -149,6 +154,14 @@ class Job(Section):
         metrics = tuple(self.evaluate.metrics) if self.evaluate is not None else ()
         counted, measured = self.train.reduction == "sum", tuple(self.train.metrics)
         return TallyForm(counted=counted, measured=measured, metrics=metrics, rate=True)
+
+    @property
+    def staleness(self) -> Staleness:
+        """Of what chunks of a graph take of each other."""
+        if self.graph is None or not self.graph.staleness:
+            return FRESH
+        fresh_from = max(self.job.steps - self.graph.fresh_at_end, 0)
+        return Staleness(self.graph.staleness, self.graph.refresh, fresh_from)
 
     @property
     def schedule(self) -> Schedule:

@@ -339,6 +339,29 @@ class GraphSection(Section):
         "compute all themselves",
     ] = 0
 
+    staleness: Annotated[
+        int,
+        Field(ge=0, le=64),
+        "how many epochs old the values are that a chunk takes of other chunks, and the gradients that these give it; "
+        "its own are always new, and so are the weights. 0: it waits for them at every layer. Bits depend on this and "
+        "on the next two keys, and on no machine",
+    ] = 0
+    refresh: Annotated[
+        Few,
+        "with `staleness`: every so many epochs one takes new values. A node that is lost in between takes the run "
+        "back to the newest checkpoint, so `checkpoint.every` is a multiple of it",
+    ] = 10
+    fresh_at_end: Annotated[
+        int, Field(ge=0, le=2**31 - 1), "with `staleness`: how many of the last epochs take new values"
+    ] = 2
+
+    @model_validator(mode="after")
+    def _is_fresh_now_and_then(self) -> Self:
+        if self.staleness >= self.refresh:
+            what = f"every {self.refresh} epochs one is fresh, so no value gets {self.staleness} epochs old"
+            raise ValueError(f"{what}: set graph.refresh to {self.staleness + 1} or more")
+        return self
+
     def sections(self) -> dict[str, dict[str, Any]]:
         """The keys of other sections that follow from this one."""
         made_of = {"data": self.data, "args": self.args, "chunks": self.chunks, "partitioner": self.partitioner}

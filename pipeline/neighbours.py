@@ -1,7 +1,35 @@
-"""Which chunks of a graph exchange values at every layer. Pure."""
+"""Which chunks of a graph exchange values at every layer, and how old these may be. Pure."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+
+# Bounded staleness, after Dorylus (OSDI 2021) and PipeGCN (ICLR 2022), but exact: a chunk takes its neighbours' values,
+# and the gradients that they give, of exactly so many epochs before, and never of another one that happens to be there.
+# So it waits for nobody within an epoch, and which machine is faster changes no bit. Its own values are always of this
+# epoch, and so are the weights: every epoch is committed before the next one begins.
+#
+#     most = 1, refresh = 4     epoch   0  1  2  3  4  5 ...
+#                               lag     0  1  1  1  0  1
+#
+# What a chunk takes of an epoch before is held by its present owner and by whoever gave it, and lies in no checkpoint.
+# So chunks move to other owners where an epoch is fresh. Where an owner is lost the run goes back to the newest
+# checkpoint, after which an epoch is fresh: what it had given to its own chunks nobody else has.
+
+
+@dataclass(frozen=True)
+class Staleness:
+    """``most``: epochs; ``refresh``: after how many epochs one is fresh again; from ``fresh_from`` on all are."""
+
+    most: int = 0
+    refresh: int = 1
+    fresh_from: int = 0
+
+    def lag(self, step: int, origin: int = 0) -> int:
+        """How old what a chunk takes of others is in this epoch. ``origin``: of the era, before which nothing is."""
+        return 0 if step >= self.fresh_from else min(self.most, step % self.refresh, step - origin)
+
+
+FRESH = Staleness()
 
 
 @dataclass(frozen=True)
@@ -13,6 +41,7 @@ class Neighbours:
     """
 
     before: tuple[tuple[int, ...], ...]
+    staleness: Staleness = field(default=FRESH)
 
     @cached_property
     def after(self) -> tuple[tuple[int, ...], ...]:

@@ -62,6 +62,7 @@ class CoordinatorSettings:
             worse_allowed=job.worse_allowed,
             audit=job.resilience.audit,
             whole_pipelines=job.graph is not None,
+            staleness=job.staleness,
             nonfinite=job.train.nonfinite,
             same_hardware=job.job.hardware == "same",
             copies=job.resilience.copies_held,

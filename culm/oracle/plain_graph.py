@@ -25,23 +25,30 @@ class GraphPasses:
     ) -> None:
         self._job, self._loss, self._model, self._parameters = job, source.loss, model, parameters
         self._graph: ChunkedGraph = source.dataset()
+        # By epoch, of those that later ones take of: what each layer gave of each chunk, forward and backward.
+        self._outputs: dict[int, list[list[torch.Tensor]]] = {}
+        self._backs: dict[int, dict[int, list[torch.Tensor | None]]] = {}
         self._metrics = {name: load_callable(each, "train.metrics") for name, each in job.train.metrics.items()}
 
     def passes(self, step: int) -> Passes:
         """One epoch."""
         chunks = [self._graph.chunk(p) for p in range(len(self._graph))]
         made = Passes(measured={name: [] for name in self._metrics})
+        of = step - self._job.staleness.lag(step)
         values = [chunk.features for chunk in chunks]
+        outputs, backs = self._outputs.setdefault(step, []), self._backs.setdefault(step, {})
         graphs: list[list[tuple[torch.Tensor, torch.Tensor]]] = []  # by layer and chunk: what it took, what it gave
         for index, layer in enumerate(self._model):
             passed = []
             for p, chunk in enumerate(chunks):
-                x = torch.cat([values[p], *(values[q][rows] for q, (rows, _) in chunk.taken.items())])
+                others = self._outputs[of][index - 1] if index else values
+                x = torch.cat([values[p], *(others[q][rows] for q, (rows, _) in chunk.taken.items())])
                 x.requires_grad_(index > 0)
                 seed_of = partial(task_seed, self._job.job.seed, step, p, index)
                 passed.append((x, layer(chunk, x, seeded(seed_of))))
             graphs.append(passed)
             values = [output.detach() for _, output in passed]
+            outputs.append(values)
         ends = []
         for chunk, (_, output) in zip(chunks, graphs[-1], strict=True):
             loss, count = self._loss(output, chunk)
@@ -65,16 +72,23 @@ class GraphPasses:
                 back.append(found.pop(0) if index else None)
                 for i, gradient in zip(of_layer, found, strict=True):
                     made.gradients[p][i] = gradient
+            backs[index] = back
             if index:
-                gradients = [self._added(p, chunks, back) for p in range(len(chunks))]
+                old = self._backs[of][index]
+                gradients = [self._added(p, chunks, back, old) for p in range(len(chunks))]
+        for kept in (self._outputs, self._backs):
+            kept.pop(step - self._job.staleness.most, None)
         made.after.extend(buffers_of(self._model) for _ in chunks)
         return made
 
     @staticmethod
-    def _added(p: int, chunks: list[Chunk], back: Sequence[torch.Tensor | None]) -> torch.Tensor:
-        """The gradient of a chunk's values: of all that took them, in order."""
+    def _added(
+        p: int, chunks: list[Chunk], back: Sequence[torch.Tensor | None], old: Sequence[torch.Tensor | None]
+    ) -> torch.Tensor:
+        """The gradient of a chunk's values: of all that took them, in order. ``old``: what others give counts."""
         total: torch.Tensor | None = None
-        for q, (chunk, gradient) in enumerate(zip(chunks, back, strict=True)):
+        for q, chunk in enumerate(chunks):
+            gradient = back[q] if q == p else old[q]
             if gradient is None or (q != p and p not in chunk.taken):
                 continue
             if total is None:

@@ -60,6 +60,7 @@ def plain_loop(
     """
     layers = len(cut)
     layout = addends(numbered(cut), ties)
+    graph = _Graph(neighbours, layers) if neighbours is not None else None
     states = [initial(layer) for layer in range(layers)]
     versions = [states]
     losses: list[float] = []
@@ -74,12 +75,11 @@ def plain_loop(
         each: list[list[int]] = [[0] * layers for _ in range(pipelines)]
         kept: list[list[int]] = [[buffer_of(state) for state in states] for _ in range(pipelines)]
         told: list[float] = []
-        if neighbours is None:
+        if graph is None:
             for p in range(pipelines):
                 told += _alone(states, step, p, microbatches, has_buffers, form, each[p], kept[p])
         else:
-            for m in range(microbatches):
-                told += _on_graph(states, step, m, neighbours, has_buffers, form, each, kept)
+            told += graph.passes(states, step, has_buffers, form, each, kept)
         sums: dict[int, int] = {}  # by bucket
         for layer, of_layer in enumerate(layout):
             for place, (bucket, use) in enumerate(of_layer):
@@ -126,35 +126,49 @@ def _alone(
     return told
 
 
-def _on_graph(
-    states: Sequence[int],
-    step: int,
-    microbatch: int,
-    neighbours: Neighbours,
-    has_buffers: bool,
-    form: TallyForm,
-    totals: list[list[int]],
-    buffers: list[list[int]],
-) -> list[float]:
+class _Graph:
     """The passes of all chunks, layer by layer: each takes what the layer before gave of its neighbours."""
-    chunks = range(len(neighbours.before))
-    given = [sample(step, p, microbatch) for p in chunks]
-    inputs: list[list[int]] = []  # by layer and chunk
-    for layer, state in enumerate(states):
-        taken = [gathered([given[q] for q in neighbours.before[p]]) for p in chunks] if layer else given
-        inputs.append(taken)
-        given = [forward(state, buffers[p][layer], taken[p], step, p, microbatch, layer) for p in chunks]
-        for p in chunks:
-            buffers[p][layer] = changed(buffers[p][layer], taken[p]) if has_buffers else 0
-    told = [number for output in given for number in trained(output, form)]
-    gradients = given
-    for layer in reversed(range(len(states))):
-        for p in chunks:
-            totals[p][layer] = accumulate(totals[p][layer], gradients[p], inputs[layer][p])
-        back = [backward(states[layer], gradients[p]) for p in chunks]
-        places = [{q: place for place, q in enumerate(before)} for before in neighbours.before]
-        gradients = [gathered([scattered(back[q], places[q][p]) for q in neighbours.after[p]]) for p in chunks]
-    return told
+
+    def __init__(self, neighbours: Neighbours, layers: int) -> None:
+        self._near, self._layers = neighbours, layers
+        # By step, layer and chunk: what a forward gave, and a backward.
+        self._outputs: dict[int, list[list[int]]] = {}
+        self._gradients: dict[int, list[list[int]]] = {}
+
+    def passes(
+        self,
+        states: Sequence[int],
+        step: int,
+        has_buffers: bool,
+        form: TallyForm,
+        totals: list[list[int]],
+        buffers: list[list[int]],
+    ) -> list[float]:
+        """Adds to the ``totals`` of each chunk, and changes its ``buffers``."""
+        near, chunks = self._near, range(len(self._near.before))
+        of = step - near.staleness.lag(step)
+        outputs = self._outputs[step] = [[sample(step, p, 0) for p in chunks]]
+        gradients = self._gradients[step] = [[] for _ in range(self._layers)]
+        inputs: list[list[int]] = []  # by layer and chunk
+        for layer, state in enumerate(states):
+            given = self._outputs[of][layer]
+            taken = [gathered([(outputs[layer] if q == p else given)[q] for q in near.before[p]]) for p in chunks]
+            inputs.append(taken if layer else outputs[0])
+            outputs.append([forward(state, buffers[p][layer], inputs[-1][p], step, p, 0, layer) for p in chunks])
+            for p in chunks:
+                buffers[p][layer] = changed(buffers[p][layer], inputs[-1][p]) if has_buffers else 0
+        told = [number for output in outputs[-1] for number in trained(output, form)]
+        places = [{q: place for place, q in enumerate(before)} for before in near.before]
+        found = outputs[-1]
+        for layer in reversed(range(self._layers)):
+            for p in chunks:
+                totals[p][layer] = accumulate(totals[p][layer], found[p], inputs[layer][p])
+            back = gradients[layer] = [backward(states[layer], found[p]) for p in chunks]
+            old = self._gradients[of][layer]
+            found = [
+                gathered([scattered((back if q == p else old)[q], places[q][p]) for q in near.after[p]]) for p in chunks
+            ]
+        return told
 
 
 def _worse_in_a_row(found: Mapping[int, tuple[float, ...]]) -> int:

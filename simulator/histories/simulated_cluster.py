@@ -11,7 +11,7 @@ from culm.coordinator import state as co
 from culm.coordinator.decide import advance
 from culm.pipeline import buckets
 from culm.pipeline.evaluations import Evaluations
-from culm.pipeline.neighbours import Neighbours
+from culm.pipeline.neighbours import FRESH, Neighbours
 from culm.pipeline.patience import Patience
 from culm.pipeline.schedule import Schedule
 from culm.pipeline.tally import TallyForm
@@ -183,6 +183,7 @@ class Cluster:
             clip_norm=clip_norm,
             audit=audit,
             whole_pipelines=neighbours is not None,
+            staleness=neighbours.staleness if neighbours is not None else FRESH,
             nonfinite="skip",
             nodes=count,
             checkpoint_url=URL,

@@ -27,7 +27,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -144,7 +144,9 @@ class Compute:
     @property
     def neighbours(self) -> Neighbours | None:
         """Which chunks exchange values, where the job trains on a graph."""
-        return self._graph.neighbours if self._graph is not None else None
+        if self._graph is None:
+            return None
+        return replace(self._graph.neighbours, staleness=self._job.staleness)
 
     def layer(self, index: int) -> HeldLayer:
         return self._layers[index]

@@ -1,6 +1,6 @@
 """Tensors received, by key, until their step commits. The first value of a key wins. Knows nothing of plans."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from typing import Generic, TypeVar
 
@@ -88,9 +88,9 @@ class Mailbox(Generic[V]):
     def __len__(self) -> int:
         return len(self._values)
 
-    def forget_before(self, step: int) -> None:
-        """Drops what belongs to committed steps."""
-        self._values = {k: v for k, v in self._values.items() if k.step >= step}
+    def forget_before(self, step: int, keeps: Callable[[Key], bool]) -> None:
+        """Drops what belongs to committed steps. ``keeps``: whether a tensor is still of use."""
+        self._values = {k: v for k, v in self._values.items() if keeps(k)}
         self._blocks = {k: v for k, v in self._blocks.items() if k.step >= step}
         self._whole = {s: buckets for s, buckets in self._whole.items() if s >= step}
 

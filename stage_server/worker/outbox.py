@@ -1,6 +1,6 @@
 """Tensors produced, by key, until their step commits, and who has acknowledged them. Knows nothing of streams."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 from culm.pipeline.flow import consumers
@@ -69,13 +69,14 @@ class Outbox(Generic[V]):
         have, members = self._acknowledged.get(key, ()), plan.members
         return tuple([n for n in consumers(key, plan, self._node) if (n, members[n].incarnation) not in have])
 
-    def forget_before(self, step: int, plan: Plan | None = None) -> None:
-        """Drops what belongs to committed steps. With a plan, reduced gradients that one of its nodes lacks still stay
-        for a while: commits do not wait for a node that is being seeded.
+    def forget_before(self, step: int, keeps: Callable[[Key], bool], plan: Plan | None = None) -> None:
+        """Drops what belongs to committed steps. ``keeps``: whether a tensor is still of use. With a plan, reduced
+        gradients that one of its nodes lacks still stay for a while: commits do not wait for a node that is being
+        seeded.
         """
-        kept = {k for k in self._values if k.step >= step or (plan is not None and self._is_awaited(k, step, plan))}
+        kept = {k for k in self._values if keeps(k) or (plan is not None and self._is_awaited(k, step, plan))}
         self._values = {k: v for k, v in self._values.items() if k in kept}
-        self._acknowledged = {k: v for k, v in self._acknowledged.items() if k.step >= step or k in kept}
+        self._acknowledged = {k: v for k, v in self._acknowledged.items() if keeps(k) or k in kept}
 
     def _is_awaited(self, key: Key, step: int, plan: Plan) -> bool:
         if key.kind is not REDUCED or key.step < step - COMMITS_TO_WAIT:

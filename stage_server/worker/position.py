@@ -68,6 +68,11 @@ class Position:
         """Whether it is of use to know who has the tensor: it is of this era, and of a step that this node may owe."""
         return key.era == self.era and key.step <= self.committed + AHEAD
 
+    def keeps(self, key: Key) -> bool:
+        """Whether the tensor is still of use here: of the running step, a later one, or an epoch before on a graph."""
+        old = self.neighbours.staleness.most if self.neighbours is not None and key.kind in flow.CROSSES else 0
+        return key.step >= self.version - old
+
     @property
     def steps(self) -> int:
         """That are trained. A plan may tell sooner than its commit that the run has ended early: then the commit of the

@@ -72,7 +72,7 @@ class Post(Generic[V]):
         if arrival.key.step > self._at.committed + 1:
             self.early.add_of_later_step(arrival, arrival.key)
             return False
-        if arrival.key.step >= self._at.version:
+        if self._at.keeps(arrival.key):
             self.mailbox.put(arrival.key, arrival.value)
             if arrival.key.kind is REDUCED:
                 self.outbox.acknowledge(arrival.key, arrival.peer, arrival.incarnation)
@@ -120,6 +120,8 @@ class Post(Generic[V]):
         self._told[peer] = standing
         if standing.era != self._at.era or standing.committed <= self._at.committed:
             return
+        if plan.neighbours is not None and plan.neighbours.staleness.most:
+            return  # it takes values of this step in later ones
         incarnation = plan.members[peer].incarnation
         for duty in plan.duties_of(self._at.node):
             for instruction in self._at.order(duty):
@@ -248,9 +250,9 @@ class Post(Generic[V]):
     # ---- what ends --------------------------------------------------------------------------------------------------
 
     def forget_before(self, step: int, plan: Plan | None = None) -> None:
-        """The steps before are committed. ``plan``: see ``Outbox.forget_before``."""
-        self.mailbox.forget_before(step)
-        self.outbox.forget_before(step, plan)
+        """The steps before are committed: the position is there. ``plan``: see ``Outbox.forget_before``."""
+        self.mailbox.forget_before(step, self._at.keeps)
+        self.outbox.forget_before(step, self._at.keeps, plan)
 
     def forget_duty(self, duty: Duty, layers: range) -> None:
         """What the duty produced is another node's to send. ``layers``: of its stage."""

@@ -26,11 +26,12 @@ def _post(worker: Worker[Any]) -> None:
     at, owned = worker.at, set(worker.runner.duties.owned)
     for key in worker.post.mailbox:
         assert key.era == at.era, f"{at.node} holds {key} in era {at.era} (rule 1)"
-        assert at.version <= key.step <= at.committed + 1, f"{at.node} holds {key} in {at.version} (rule 5)"
+        is_of_use = at.keeps(key) and key.step <= at.committed + 1
+        assert is_of_use, f"{at.node} holds {key} in {at.version} (rule 5)"
     for key in worker.post.outbox:
         # Gradients of steps before are kept for nodes that are being seeded: see ``Outbox.forget_before``.
         oldest = at.version - (COMMITS_TO_WAIT if key.kind is REDUCED else 0)
-        kept = key.era == at.era and oldest <= key.step <= at.version
+        kept = key.era == at.era and (oldest <= key.step or at.keeps(key)) and key.step <= at.version
         assert kept, f"{at.node} keeps {key} in step {at.version} of era {at.era} (rule 5)"
         if key.kind is REDUCED:  # the whole sum is kept by every holder
             continue

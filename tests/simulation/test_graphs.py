@@ -1,12 +1,13 @@
 """Chunks of a graph on any number of nodes: whatever goes wrong, the weights are the plain loop's."""
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from culm.coordinator import state as co
-from culm.pipeline.neighbours import Neighbours
+from culm.pipeline.neighbours import Neighbours, Staleness
 from culm.simulator.histories.hostile_peer import speaking
 from culm.simulator.histories.simulated_cluster import Cluster
 from tests.simulation.test_everything import SOAK, what_is_wrong
@@ -25,12 +26,14 @@ def history_on_a_graph(seed: int, cluster: type[Cluster] = Cluster, **rule: Any)
     rough = draw.random() < 0.6  # beside lost nodes: coordinators, Redis, links, storage
     in_zones = draw.random() < 0.3
     names = [*(f"n{i}" for i in range(nodes)), *(f"late{i}" for i in range(1, 9))]
+    most = draw.choice([0, 0, 1, 1, 2])
+    staleness = Staleness(most, most + draw.choice([1, 1, 2]), max(steps - draw.choice([0, 1]), 0))
     settings: dict[str, Any] = {
         "stages": layers,
         "layers": layers,
         "pipelines": chunks,
         "microbatches": 1,
-        "neighbours": drawn(draw, chunks),
+        "neighbours": replace(drawn(draw, chunks), staleness=staleness),
         "steps": steps,
         "nodes": nodes,
         "disturb": draw.choice([0, 1, 2, 4]),
@@ -43,7 +46,7 @@ def history_on_a_graph(seed: int, cluster: type[Cluster] = Cluster, **rule: Any)
         "forgets": draw.choice([0, 0, 1]) if rough else 0,
         "stops": draw.choice([0, 0, 1]) if rough else 0,
         "hostile": speaking(draw.choice([0, 0, 4])) if rough else None,
-        "checkpoint_every": draw.choice([0, 1, 2]),
+        "checkpoint_every": draw.choice([0, staleness.refresh, 2 * staleness.refresh]),
         "settle_seconds": draw.choice([0.1, 0.3, 30.0]),
         "zones": {name: draw.choice("ab") for name in names} if in_zones else {},
         "lead": chunks,
