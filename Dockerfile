@@ -37,6 +37,7 @@ COPY protos/ protos/
 COPY pipeline/ pipeline/
 COPY coordinator/ coordinator/
 COPY stage_server/ stage_server/
+COPY tensor_worker/ tensor_worker/
 COPY simulator/ simulator/
 # The links in it lead to the folders beside it.
 COPY culm/ culm/

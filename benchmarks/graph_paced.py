@@ -10,6 +10,7 @@ import statistics
 import tempfile
 import time
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ class Paced(GCN):
 
 
 def layers(sizes: list[int]) -> list[Any]:
-    return [partial(Paced, a, b, i == len(sizes) - 2) for i, (a, b) in enumerate(zip(sizes, sizes[1:], strict=False))]
+    return [partial(Paced, a, b, i == len(sizes) - 2) for i, (a, b) in enumerate(pairwise(sizes))]
 
 
 def job(chunks: int, workers: int, staleness: int, steps: int, vertices: int) -> Job:

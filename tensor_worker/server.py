@@ -4,10 +4,12 @@
 # of one edition. A task of another edition has it ask anew. Where the server's have changed since, nobody waits for the
 # answer any more, and none is given.
 
+import math
 import queue
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import grpc
 import torch
@@ -44,21 +46,44 @@ class ServerLink:
         """``done``: called with the seconds of each task."""
         self._address, self._computes, self._done = address, computes, done
         self._layers: dict[int, tuple[int, GraphLayer]] = {}  # by number: the edition of its parameters
+        self._busy = threading.Lock()  # while a task is done
         self._requests: queue.SimpleQueue[pb.WorkRequest | None] = queue.SimpleQueue()
 
-    def serve(self) -> None:
-        """Raises grpc.RpcError where the server is gone or refuses, JobError where the job does not run here."""
+    def serve(self, until: float = math.inf) -> int:
+        """Until the server lets it go, or with the first task that ends after this moment of ``time.monotonic``.
+
+        Returns how many tasks it has done. Raises grpc.RpcError where the server is gone or refuses, JobError where the
+        job does not run here.
+        """
+        count = 0
         with open_channel(self._address, "stage") as channel:
             stub = TensorWorkStub(channel)
             job = stub.GetTensorJob(pb.GetTensorJobRequest()).job_toml
             self._requests.put(pb.WorkRequest(offer=self._computes.offer(job)))
             try:
                 responses = stub.Work(iter(self._requests.get, None))
+                timer = threading.Timer(min(until - time.monotonic(), threading.TIMEOUT_MAX), self._end, [responses])
+                timer.daemon = True
+                timer.start()
                 for response in responses:
                     if response.HasField("task"):
-                        self._take(stub, response.task, responses)
+                        with self._busy:
+                            self._take(stub, response.task, responses)
+                        count += 1
+                        if time.monotonic() > until:
+                            break
+                timer.cancel()
+            except grpc.RpcError:
+                if time.monotonic() < until:
+                    raise
             finally:
                 self._requests.put(None)
+        return count
+
+    def _end(self, responses: Any) -> None:
+        """Its time is up: what it does it ends, and nothing else begins."""
+        with self._busy:
+            responses.cancel()
 
     def _take(self, stub: TensorWorkStub, asked: pb.TensorTask, responses: Iterator[pb.WorkResponse]) -> None:
         """Does one task, and answers it."""

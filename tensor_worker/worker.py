@@ -25,6 +25,8 @@ from culm.pipeline.user_code.model import ModelSource
 from culm.pipeline.version import PROTOCOL_VERSION
 from culm.protos import coordinator_pb2, tensor_work_pb2
 from culm.protos.coordinator_pb2_grpc import CoordinatorStub
+from culm.tensor_worker import runtime
+from culm.tensor_worker.runtime import Asked
 from culm.tensor_worker.server import Answer, ServerLink
 
 log = logging.getLogger("culm.tensor_worker")
@@ -39,6 +41,7 @@ class WorkerSettings:
     coordinator: str
     name: str
     memory_bytes: int = 0  # that it is billed by; 0: nobody knows
+    runtime: str = ""  # HOST:PORT of a function service's runtime interface; empty: it asks the coordinator
     connect_timeout: float = 30.0  # for a coordinator, the first one or the next
 
 
@@ -52,6 +55,7 @@ class TensorWorker:
         self._source: ModelSource | None = None
         self._offer: tensor_work_pb2.Offer | None = None
         self._links: dict[str, threading.Thread] = {}  # by the server's address
+        self._kept: dict[str, ServerLink] = {}  # the server of the last invocation
         self._wrong: JobError | None = None
         self._ended = threading.Event()
         self.tasks = 0
@@ -80,6 +84,14 @@ class TensorWorker:
                 self._ended.wait(ASK_SECONDS)
         log.info("this worker ends after %d tasks in %.1f s", self.tasks, self.seconds)
         return 0
+
+    def work_for(self, asked: Asked) -> dict[str, float]:
+        """One invocation of a function service."""
+        tasks, seconds = self.tasks, self.seconds
+        link = self._kept.get(asked.server) or ServerLink(asked.server, self, self._note)
+        self._kept = {asked.server: link}  # with the parameters that it has
+        link.serve(asked.until)
+        return {"tasks": self.tasks - tasks, "seconds": self.seconds - seconds}
 
     def stop(self) -> None:
         self._ended.set()
@@ -146,6 +158,8 @@ class TensorWorker:
 def main(settings: WorkerSettings) -> int:
     """Runs a tensor worker until it is told to stop. Exit codes as for every ``culm`` command."""
     worker = TensorWorker(settings)
+    if settings.runtime:
+        runtime.serve(settings.runtime, worker.work_for)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: worker.stop())
     code = worker.run()

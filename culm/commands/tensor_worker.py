@@ -14,7 +14,8 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         "tensor-worker",
         help="compute for the graph servers of a run",
         description="Computes what a graph's layers do with parameters, for all graph servers of a run whose job has a "
-        "[graph]. It holds nothing: start any number at any time, and end them as you like. It ends with the run.",
+        "[graph]. It holds nothing: start any number at any time, and end them as you like. It ends with the run. Where "
+        "AWS_LAMBDA_RUNTIME_API is set it takes invocations of AWS Lambda in place of asking a coordinator.",
         epilog="example: culm tensor-worker --coordinator 127.0.0.1:7070",
     )
     flags.add_own_coordinator(worker)
@@ -52,6 +53,7 @@ def tensor_worker(arguments: argparse.Namespace) -> int:
             coordinator=arguments.coordinator,
             name=name,
             memory_bytes=arguments.memory,
+            runtime=os.environ.get("AWS_LAMBDA_RUNTIME_API", ""),
             connect_timeout=arguments.connect_timeout,
         )
     )

@@ -125,7 +125,7 @@ class Desk(TensorWorkServicer):
             self._changed.notify_all()
         log.info("the tensor worker %s offers itself, with %d MB", first.offer.worker, first.offer.memory_bytes >> 20)
         try:
-            yield from self._serve(worker, request_iterator)
+            yield from self._serve(worker, request_iterator, context.is_active)
         except (grpc.RpcError, ValueError, Corrupted) as error:
             log.info("the stream of the tensor worker %s ends: %s", first.offer.worker, told(str(error)))
         finally:
@@ -145,8 +145,10 @@ class Desk(TensorWorkServicer):
             return f'{what}, which gives other bits: set job.hardware = "any" to take it'
         return ""
 
-    def _serve(self, worker: int, requests: Iterator[pb.WorkRequest]) -> Iterator[pb.WorkResponse]:
-        while (taken := self._next(worker)) is not None:
+    def _serve(
+        self, worker: int, requests: Iterator[pb.WorkRequest], is_there: Callable[[], bool]
+    ) -> Iterator[pb.WorkResponse]:
+        while (taken := self._next(worker, is_there)) is not None:
             number, task, edition = taken
             arguments = task.arguments if task.gradient is None else (*task.arguments, task.gradient)
             yield pb.WorkResponse(
@@ -169,10 +171,10 @@ class Desk(TensorWorkServicer):
                     self._answers[number] = answer
                 self._changed.notify_all()
 
-    def _next(self, worker: int) -> tuple[int, Task, int] | None:
-        """What the worker does next; None: it is to go."""
+    def _next(self, worker: int, is_there: Callable[[], bool]) -> tuple[int, Task, int] | None:
+        """What the worker does next; None: it is to go, or has gone."""
         with self._changed:
-            while not self._closed:
+            while not self._closed and is_there():
                 number = self._board.take(worker, time.monotonic())
                 if number is not None:
                     return number, *self._tasks[number]

@@ -19,7 +19,7 @@ from culm.terminal.outcome import Outcome
 
 ROOT = Path(__file__).parents[2]
 SOAK = bool(os.environ.get("CULM_SOAK"))
-Strikes = Callable[[LocalCluster, int], None]  # called with the steps that are committed
+Strikes = Callable[[LocalCluster, pb.GetStatusResponse], None]
 
 
 def job(steps: int, workers: int, model: str = "culm.graphs:gcn", vertices: int = 400, staleness: int = 0) -> Job:
@@ -49,11 +49,11 @@ def job(steps: int, workers: int, model: str = "culm.graphs:gcn", vertices: int 
     )
 
 
-def trained(asked: Job, folder: Path, strikes: Strikes = lambda cluster, step: None) -> Outcome:
+def trained(asked: Job, folder: Path, strikes: Strikes = lambda cluster, status: None) -> Outcome:
     with LocalCluster(asked, ROOT, 2, folder=folder, patience=20.0) as cluster:
 
         def note(status: pb.GetStatusResponse, events: list[pb.ListEventsResponse], outcome: object) -> None:
-            strikes(cluster, status.step)
+            strikes(cluster, status)
 
         return train(cluster, note)
 
@@ -65,10 +65,10 @@ class OnceWorkersAreThere:
         self._folder, self._links = folder, links
         self._state = "before"
 
-    def __call__(self, cluster: LocalCluster, step: int) -> None:
+    def __call__(self, cluster: LocalCluster, status: pb.GetStatusResponse) -> None:
         with open_channel(cluster.address, "operator") as channel:
             stub = CoordinatorStub(channel)
-            if self._state == "before" and step >= 1:
+            if self._state == "before" and status.step >= 1:
                 stub.Pause(pb.PauseRequest())
                 self._state = "paused"
             elif self._state == "paused" and self._linked() >= self._links:
@@ -102,7 +102,7 @@ def test_workers_that_are_killed_or_hang_change_no_bit(tmp_path: Path) -> None:
     asked = job(steps=3000 if SOAK else 120, workers=3, vertices=2000 if SOAK else 400)
     draw, struck, frozen = random.Random(0), [0], list[int]()
 
-    def strike(cluster: LocalCluster, step: int) -> None:
+    def strike(cluster: LocalCluster, status: pb.GetStatusResponse) -> None:
         pids = {name: pid for name, pid in cluster.pids().items() if name.startswith("w")}
         if not pids or struck[0] >= kills:
             return
