@@ -213,9 +213,13 @@ def _resources(seen: pb.Resources) -> str:
         ("accelerator_used_bytes", seen.accelerator_used_bytes),
         ("accelerator_bytes", seen.accelerator_bytes),
     )
+    work = seen.tensor_workers
+    counts = (("workers", work.workers), ("waiting", work.waiting), ("done", work.done), ("repeated", work.repeated))
+    sums = (("seconds of workers", work.seconds), ("gigabyte_seconds", work.gigabyte_seconds))
     return (
         _numbers(seconds, MOST_SECONDS)
         or _numbers(amounts, MOST_BYTES)
+        or _numbers((*counts, *sums), MOST_COUNT)
         or number_problem("accelerator_busy", seen.accelerator_busy, 1.0)
     )
 

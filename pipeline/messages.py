@@ -5,7 +5,7 @@ from typing import Any
 from culm.pipeline.identity import Identity
 from culm.pipeline.keys import Key, Kind
 from culm.pipeline.machine import Machine
-from culm.pipeline.resources import Resources
+from culm.pipeline.resources import Resources, TensorWorkers
 from culm.pipeline.times import TimeSplit
 from culm.protos import coordinator_pb2, tensor_pb2
 
@@ -63,6 +63,29 @@ def resources_to_proto(seen: Resources) -> coordinator_pb2.Resources:
         accelerator_busy=seen.accelerator_busy,
         accelerator_used_bytes=seen.accelerator_used_bytes,
         accelerator_bytes=seen.accelerator_bytes,
+        tensor_workers=tensor_workers_to_proto(seen.tensor_workers) if seen.tensor_workers is not None else None,
+    )
+
+
+def tensor_workers_to_proto(seen: TensorWorkers) -> coordinator_pb2.TensorWorkers:
+    return coordinator_pb2.TensorWorkers(
+        workers=seen.workers,
+        waiting=seen.waiting,
+        done=seen.done,
+        repeated=seen.repeated,
+        seconds=seen.seconds,
+        gigabyte_seconds=seen.gigabyte_seconds,
+    )
+
+
+def tensor_workers_from_proto(seen: coordinator_pb2.TensorWorkers) -> TensorWorkers:
+    return TensorWorkers(
+        workers=seen.workers,
+        waiting=seen.waiting,
+        done=seen.done,
+        repeated=seen.repeated,
+        seconds=seen.seconds,
+        gigabyte_seconds=seen.gigabyte_seconds,
     )
 
 
@@ -76,6 +99,7 @@ def resources_from_proto(seen: coordinator_pb2.Resources) -> Resources:
         accelerator_busy=seen.accelerator_busy if seen.HasField("accelerator_busy") else None,
         accelerator_used_bytes=seen.accelerator_used_bytes,
         accelerator_bytes=seen.accelerator_bytes,
+        tensor_workers=tensor_workers_from_proto(seen.tensor_workers) if seen.HasField("tensor_workers") else None,
     )
 
 

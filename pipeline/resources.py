@@ -4,6 +4,18 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TensorWorkers:
+    """Who does tensor work for a graph server (TensorWorkers in coordinator.proto)."""
+
+    workers: int = 0
+    waiting: int = 0  # tasks
+    done: int = 0
+    repeated: int = 0
+    seconds: float = 0.0
+    gigabyte_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
     """One look at a process (Resources in coordinator.proto). Sums count from its start: two give what was between."""
 
@@ -15,3 +27,4 @@ class Resources:
     accelerator_busy: float | None = None  # share of the last moments; None: there is no accelerator, or nobody knows
     accelerator_used_bytes: int = 0  # by whatever process
     accelerator_bytes: int = 0  # 0: there is no accelerator
+    tensor_workers: TensorWorkers | None = None  # None: the job trains on no graph

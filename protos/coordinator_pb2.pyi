@@ -355,6 +355,47 @@ class Built(_message.Message):
 Global___Built: _TypeAlias = Built  # noqa: Y015
 
 @_typing.final
+class TensorWorkers(_message.Message):
+    """Who does tensor work for a graph server, and how much of it. Sums count from the server's start."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKERS_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    DONE_FIELD_NUMBER: _builtins.int
+    REPEATED_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    GIGABYTE_SECONDS_FIELD_NUMBER: _builtins.int
+    workers: _builtins.int
+    """That are there now."""
+    waiting: _builtins.int
+    """Tasks that none of them has taken yet."""
+    done: _builtins.int
+    repeated: _builtins.int
+    """Of these, given to a second worker, since the first one was late."""
+    seconds: _builtins.float
+    """That workers have had tasks."""
+    gigabyte_seconds: _builtins.float
+    """The same times the memory that each is billed by."""
+    def __init__(
+        self,
+        *,
+        workers: _builtins.int = ...,
+        waiting: _builtins.int = ...,
+        done: _builtins.int = ...,
+        repeated: _builtins.int = ...,
+        seconds: _builtins.float = ...,
+        gigabyte_seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "gigabyte_seconds", b"gigabyte_seconds", "repeated", b"repeated", "seconds", b"seconds", "waiting", b"waiting", "workers", b"workers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TensorWorkers: _TypeAlias = TensorWorkers  # noqa: Y015
+
+@_typing.final
 class Resources(_message.Message):
     """What a node's process takes of its machine, and what it may take."""
 
@@ -368,6 +409,7 @@ class Resources(_message.Message):
     ACCELERATOR_BUSY_FIELD_NUMBER: _builtins.int
     ACCELERATOR_USED_BYTES_FIELD_NUMBER: _builtins.int
     ACCELERATOR_BYTES_FIELD_NUMBER: _builtins.int
+    TENSOR_WORKERS_FIELD_NUMBER: _builtins.int
     seconds: _builtins.float
     """Since the process started: seconds that have passed, and seconds of processors that it has taken, on all its threads."""
     cpu_seconds: _builtins.float
@@ -381,6 +423,10 @@ class Resources(_message.Message):
     accelerator_used_bytes: _builtins.int
     accelerator_bytes: _builtins.int
     """0: the node has no accelerator."""
+    @_builtins.property
+    def tensor_workers(self) -> Global___TensorWorkers:
+        """Unset: the job trains on no graph."""
+
     def __init__(
         self,
         *,
@@ -392,10 +438,11 @@ class Resources(_message.Message):
         accelerator_busy: _builtins.float | None = ...,
         accelerator_used_bytes: _builtins.int = ...,
         accelerator_bytes: _builtins.int = ...,
+        tensor_workers: Global___TensorWorkers | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_accelerator_busy", b"_accelerator_busy", "accelerator_busy", b"accelerator_busy"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_accelerator_busy", b"_accelerator_busy", "accelerator_busy", b"accelerator_busy", "tensor_workers", b"tensor_workers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_accelerator_busy", b"_accelerator_busy", "accelerator_busy", b"accelerator_busy", "accelerator_bytes", b"accelerator_bytes", "accelerator_used_bytes", b"accelerator_used_bytes", "cpu_seconds", b"cpu_seconds", "memory_bytes", b"memory_bytes", "processors", b"processors", "resident_bytes", b"resident_bytes", "seconds", b"seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_accelerator_busy", b"_accelerator_busy", "accelerator_busy", b"accelerator_busy", "accelerator_bytes", b"accelerator_bytes", "accelerator_used_bytes", b"accelerator_used_bytes", "cpu_seconds", b"cpu_seconds", "memory_bytes", b"memory_bytes", "processors", b"processors", "resident_bytes", b"resident_bytes", "seconds", b"seconds", "tensor_workers", b"tensor_workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__accelerator_busy: _TypeAlias = _typing.Literal["accelerator_busy"]  # noqa: Y015
     _WhichOneofArgType__accelerator_busy: _TypeAlias = _typing.Literal["_accelerator_busy", b"_accelerator_busy"]  # noqa: Y015

@@ -37,6 +37,7 @@ from culm.pipeline.bookmark import Known
 from culm.pipeline.job import Job
 from culm.pipeline.patience import Patience
 from culm.pipeline.plan_codec import commit_from_proto, plan_from_proto
+from culm.pipeline.resources import TensorWorkers
 from culm.pipeline.tensors.values import Value
 from culm.protos import coordinator_pb2 as pb
 from culm.stage_server.attendance import Attendance
@@ -250,6 +251,11 @@ class Node:
         with self._changed:
             self._changed.stopped = True
             self._changed.notify_all()
+
+    def tensor_workers(self) -> TensorWorkers | None:
+        """Who does tensor work for this node; None: the job trains on no graph."""
+        aside = self._compute.aside
+        return aside.desk.facts() if aside is not None and aside.desk is not None else None
 
     def doing(self) -> str:
         """The instruction that is running, or nothing."""

@@ -39,7 +39,7 @@ from grpc_reflection.v1alpha import reflection
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import parse_job
 from culm.pipeline.log_lines import Facts, last_line, speak_as
-from culm.pipeline.messages import machine_to_proto
+from culm.pipeline.messages import machine_to_proto, tensor_workers_to_proto
 from culm.pipeline.patience import Patience
 from culm.pipeline.rpc.admission import MOST_STREAMS, THREADS, AdmissionInterceptor
 from culm.pipeline.rpc.channel import server_options
@@ -349,7 +349,10 @@ class StageServer:
 
     def heartbeat(self) -> pb.Heartbeat:
         beat = self._node.attendance.heartbeat() if self._node is not None else pb.Heartbeat()
-        return self._watch.added_to(beat) if self._orders.attends else beat
+        beat = self._watch.added_to(beat) if self._orders.attends else beat
+        if beat.HasField("resources") and self._node is not None and (seen := self._node.tensor_workers()) is not None:
+            beat.resources.tensor_workers.CopyFrom(tensor_workers_to_proto(seen))
+        return beat
 
     def order(self, order: pb.AttendResponse) -> None:
         body = order.WhichOneof("body")

@@ -13,9 +13,9 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     worker = commands.add_parser(
         "tensor-worker",
         help="compute for the graph servers of a run",
-        description="Computes what a graph's layers do with parameters, for all graph servers of a run whose job has a "
-        "[graph]. It holds nothing: start any number at any time, and end them as you like. It ends with the run. Where "
-        "AWS_LAMBDA_RUNTIME_API is set it takes invocations of AWS Lambda in place of asking a coordinator.",
+        description="Computes what a graph's layers do with parameters, for all graph servers of a run whose job has "
+        "a [graph]. It holds nothing: start any number at any time, and end them as you like. It ends with the run. "
+        "Where AWS_LAMBDA_RUNTIME_API is set it takes invocations of AWS Lambda in place of asking a coordinator.",
         epilog="example: culm tensor-worker --coordinator 127.0.0.1:7070",
     )
     flags.add_own_coordinator(worker)

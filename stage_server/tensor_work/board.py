@@ -39,6 +39,7 @@ class Board:
         # Of each worker that is there, by number: the kind of what it does, and since when; None: it does nothing.
         self.workers: dict[int, tuple[Hashable, float] | None] = {}
         self.relaunched = 0  # tasks that were given to a second worker
+        self.done = 0  # first answers
 
     def put(self, number: int, kind: Hashable, now: float) -> None:
         self._open[number] = Entry(kind, now)
@@ -65,6 +66,7 @@ class Board:
         entry = self._open.pop(number, None)
         if entry is None:
             return False
+        self.done += 1
         if worker in entry.workers:
             times = self._times.setdefault(entry.kind, [])
             times.append(now - entry.workers[worker])

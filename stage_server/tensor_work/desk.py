@@ -18,6 +18,7 @@ from typing import Any
 import grpc
 import torch
 
+from culm.pipeline.resources import TensorWorkers
 from culm.pipeline.tensors.digests import Corrupted
 from culm.pipeline.tensors.task_pieces import as_value, assembled, by_number, pieces_of
 from culm.pipeline.tensors.values import Value
@@ -61,15 +62,23 @@ class Desk(TensorWorkServicer):
         self._numbers = count()
         self._workers = count()
         self._closed = False
+        self._seconds = self._gigabyte_seconds = 0.0  # that workers have had tasks, and the same times their memory
 
     @property
     def has_workers(self) -> bool:
         return bool(self._board.workers)
 
-    def facts(self) -> tuple[int, int, int]:
-        """Workers that are there, tasks that wait for one, and tasks that were given out twice so far."""
+    def facts(self) -> TensorWorkers:
+        """Who works, and how much so far."""
         with self._changed:
-            return len(self._board.workers), self._board.waiting, self._board.relaunched
+            return TensorWorkers(
+                workers=len(self._board.workers),
+                waiting=self._board.waiting,
+                done=self._board.done,
+                repeated=self._board.relaunched,
+                seconds=self._seconds,
+                gigabyte_seconds=self._gigabyte_seconds,
+            )
 
     def close(self) -> None:
         """Workers are let go; who waits gets its answer from this server."""
@@ -125,7 +134,7 @@ class Desk(TensorWorkServicer):
             self._changed.notify_all()
         log.info("the tensor worker %s offers itself, with %d MB", first.offer.worker, first.offer.memory_bytes >> 20)
         try:
-            yield from self._serve(worker, request_iterator, context.is_active)
+            yield from self._serve(worker, request_iterator, first.offer.memory_bytes, context.is_active)
         except (grpc.RpcError, ValueError, Corrupted) as error:
             log.info("the stream of the tensor worker %s ends: %s", first.offer.worker, told(str(error)))
         finally:
@@ -146,10 +155,11 @@ class Desk(TensorWorkServicer):
         return ""
 
     def _serve(
-        self, worker: int, requests: Iterator[pb.WorkRequest], is_there: Callable[[], bool]
+        self, worker: int, requests: Iterator[pb.WorkRequest], memory: int, is_there: Callable[[], bool]
     ) -> Iterator[pb.WorkResponse]:
         while (taken := self._next(worker, is_there)) is not None:
             number, task, edition = taken
+            began = time.monotonic()
             arguments = task.arguments if task.gradient is None else (*task.arguments, task.gradient)
             yield pb.WorkResponse(
                 task=pb.TensorTask(
@@ -165,6 +175,9 @@ class Desk(TensorWorkServicer):
                 yield pb.WorkResponse(piece=piece)
             answer = _answer(requests, task)
             with self._changed:
+                seconds = time.monotonic() - began
+                self._seconds += seconds
+                self._gigabyte_seconds += seconds * memory / 1e9
                 if answer is None:
                     self._board.given_up(worker, gone=False)
                 elif self._board.answered(number, worker, time.monotonic()) and number in self._tasks:

@@ -105,11 +105,11 @@ class ChunkedGraph:
         self._row = torch.empty_like(order)  # of each vertex in its chunk
         for vertices in self._vertices:
             self._row[vertices] = torch.arange(len(vertices))
-        # Edges by target and source, so that each chunk's lie end to end.
+        # Edges by chunk, target and source: each chunk's lie end to end.
         into = self._chunk_of[graph.targets]
         by_source = torch.argsort(graph.sources, stable=True)
-        by_target = by_source[torch.argsort(graph.targets[by_source], stable=True)]
-        self._edges = by_target[torch.argsort(into[by_target], stable=True)]
+        by_chunk = (into * graph.vertices + graph.targets)[by_source]
+        self._edges = by_source[torch.argsort(by_chunk, stable=True)]
         self._counts = torch.bincount(into, minlength=chunks).tolist()
         self._made: dict[int, Chunk] = {}
         self._rows: dict[tuple[int, int], torch.Tensor] = {}
@@ -158,18 +158,17 @@ class ChunkedGraph:
         edges = self._edges_into(number)
         sources, rows = graph.sources[edges], self._row[graph.targets[edges]]
         of = self._chunk_of[sources]
-        place = torch.empty(len(edges), dtype=torch.int64)
-        place[of == number] = self._row[sources[of == number]]
-        taken: dict[int, Rows] = {}
-        behind = len(vertices)
-        for other in self.neighbours.before[number]:
-            if other == number:
-                continue
-            mine = of == other
-            found, inverse = torch.unique(self._row[sources[mine]], return_inverse=True)
-            place[mine] = inverse + behind
-            taken[other] = Rows(found, behind)
-            behind += len(found)
+        place, size = self._row[sources], graph.vertices
+        others = of != number
+        # By chunk and row, each once: that is their order among the sources, behind the chunk's own.
+        found, inverse = torch.unique(of[others] * size + place[others], return_inverse=True)
+        place[others] = inverse + len(vertices)
+        firsts = torch.searchsorted(found, torch.arange(len(self) + 1) * size).tolist()
+        taken = {
+            other: Rows(found[firsts[other] : firsts[other + 1]] - other * size, firsts[other] + len(vertices))
+            for other in self.neighbours.before[number]
+            if other != number
+        }
         starts = torch.cat([torch.zeros(1, dtype=torch.int64), torch.bincount(rows, minlength=len(vertices)).cumsum(0)])
         nobody = torch.zeros(len(vertices), dtype=torch.bool)
         return Chunk(
