@@ -20,7 +20,7 @@ import torch
 
 from culm.pipeline.user_code.graph.layer import GraphLayer, Runs
 from culm.pipeline.user_code.graph.tasks import Task, do, trained
-from culm.stage_server.tensor_work.desk import Answer, Desk
+from culm.stage_server.tensor_work.desk import Answer, Desk, Shapes
 
 T = TypeVar("T")
 
@@ -81,13 +81,13 @@ class Aside:
 
         return run
 
-    def call(self, task: Task) -> Answer:
-        """Gives the lock up, which the caller has, until the answer is here."""
+    def call(self, task: Task, shapes: Shapes) -> Answer:
+        """Gives the lock up, which the caller has, until the answer is here. ``shapes``: see ``Desk.call``."""
         assert self.desk is not None, "nobody can be asked"
         edition = self.edition
         self._turn.release()
         try:
-            return self.desk.call(task, edition)
+            return self.desk.call(task, edition, shapes)
         finally:
             self._turn.acquire()
 
@@ -109,10 +109,10 @@ class _Elsewhere(torch.autograd.Function):
         arguments = tensors[:count]
         wanted = tuple(context.needs_input_grad[5 : 5 + count])
         context.save_for_backward(*arguments)
-        context.aside, context.others = aside, len(tensors) - count
+        context.aside, context.shapes = aside, [tensor.shape for tensor in tensors]
         context.task = (layer, function, seed, wanted)
         task = Task(layer=layer, function=function, seed=seed, wanted=wanted, arguments=arguments)
-        return aside.call(task)[0]
+        return aside.call(task, context.shapes)[0]
 
     @staticmethod
     def backward(context: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -121,5 +121,5 @@ class _Elsewhere(torch.autograd.Function):
         task = Task(
             layer=layer, function=function, seed=seed, wanted=wanted, arguments=arguments, gradient=gradients[0]
         )
-        found = context.aside.call(task)
-        return (None,) * 5 + tuple(found.get(i) for i in range(len(arguments) + context.others))
+        found = context.aside.call(task, context.shapes)
+        return (None,) * 5 + tuple(found.get(i) for i in range(len(context.shapes)))

@@ -11,7 +11,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -33,6 +33,7 @@ log = logging.getLogger("culm.tensor_work")
 LOOK_SECONDS = 0.05  # at most between two looks at what is late
 
 Answer = Mapping[int, torch.Tensor]
+Shapes = Sequence[torch.Size]
 
 
 class Failed(Exception):
@@ -57,7 +58,8 @@ class Desk(TensorWorkServicer):
         self._parameters, self._do_here = parameters, do_here
         self._changed = threading.Condition()  # guards all that follows
         self._board = Board()
-        self._tasks: dict[int, tuple[Task, int]] = {}  # that somebody waits for, with the edition of their parameters
+        # That somebody waits for, with the edition of their parameters, and the shapes of arguments and parameters.
+        self._tasks: dict[int, tuple[Task, int, Shapes]] = {}
         self._answers: dict[int, Answer | Failed] = {}
         self._numbers = count()
         self._workers = count()
@@ -88,12 +90,15 @@ class Desk(TensorWorkServicer):
 
     # ---- who needs an answer ----------------------------------------------------------------------------------------
 
-    def call(self, task: Task, edition: int) -> Answer:
-        """What the task gives, whoever does it. Raises Failed where the user's code raises."""
+    def call(self, task: Task, edition: int, shapes: Shapes) -> Answer:
+        """What the task gives, whoever does it. ``shapes``: of its arguments, then of the layer's parameters.
+
+        Raises Failed where the user's code raises.
+        """
         kind = (task.layer, task.function, task.gradient is not None)
         with self._changed:
             number = next(self._numbers)
-            self._tasks[number] = task, edition
+            self._tasks[number] = task, edition, shapes
             self._board.put(number, kind, time.monotonic())
             self._changed.notify_all()
             while number not in self._answers:
@@ -158,7 +163,7 @@ class Desk(TensorWorkServicer):
         self, worker: int, requests: Iterator[pb.WorkRequest], memory: int, is_there: Callable[[], bool]
     ) -> Iterator[pb.WorkResponse]:
         while (taken := self._next(worker, is_there)) is not None:
-            number, task, edition = taken
+            number, task, edition, shapes = taken
             began = time.monotonic()
             arguments = task.arguments if task.gradient is None else (*task.arguments, task.gradient)
             yield pb.WorkResponse(
@@ -173,7 +178,7 @@ class Desk(TensorWorkServicer):
             )
             for piece in pieces_of(as_value(dict(enumerate(arguments)))):
                 yield pb.WorkResponse(piece=piece)
-            answer = _answer(requests, task)
+            answer = _answer(requests, task, shapes)
             with self._changed:
                 seconds = time.monotonic() - began
                 self._seconds += seconds
@@ -184,7 +189,7 @@ class Desk(TensorWorkServicer):
                     self._answers[number] = answer
                 self._changed.notify_all()
 
-    def _next(self, worker: int, is_there: Callable[[], bool]) -> tuple[int, Task, int] | None:
+    def _next(self, worker: int, is_there: Callable[[], bool]) -> tuple[int, Task, int, Shapes] | None:
         """What the worker does next; None: it is to go, or has gone."""
         with self._changed:
             while not self._closed and is_there():
@@ -203,7 +208,7 @@ def _next(requests: Iterator[pb.WorkRequest]) -> pb.WorkRequest:
     return request
 
 
-def _answer(requests: Iterator[pb.WorkRequest], task: Task) -> Answer | Failed | None:
+def _answer(requests: Iterator[pb.WorkRequest], task: Task, shapes: Shapes) -> Answer | Failed | None:
     """What the worker says to its task; None: nothing. Raises ValueError for what cannot be one."""
     first = _next(requests)
     if first.HasField("no_answer"):
@@ -219,11 +224,20 @@ def _answer(requests: Iterator[pb.WorkRequest], task: Task) -> Answer | Failed |
         return request.answer
 
     found = by_number(assembled(next_piece))
-    if task.gradient is None:
-        if list(found) != [0]:
-            raise ValueError(f"a worker answers a forward with {len(found)} tensors")
-    else:
-        for place, gradient in found.items():
-            if place < len(task.arguments) and gradient.shape != task.arguments[place].shape:
-                raise ValueError(f"the gradient of argument {place} has the shape {list(gradient.shape)}")
+    if why := misfit(task, shapes, found):
+        raise ValueError(why)
     return found
+
+
+def misfit(task: Task, shapes: Shapes, found: Answer) -> str:
+    """Why this is no answer to the task; empty: it may be one. ``shapes``: of its arguments, then of parameters."""
+    kind = task.arguments[0].dtype
+    if task.gradient is None:
+        rows = task.arguments[0].shape[0]
+        if list(found) != [0] or found[0].dim() == 0 or found[0].shape[0] != rows or found[0].dtype != kind:
+            return f"it answers a forward of {rows} rows with {[(list(x.shape), x.dtype) for x in found.values()]}"
+        return ""
+    for place, gradient in found.items():
+        if not 0 <= place < len(shapes) or gradient.shape != shapes[place] or gradient.dtype != kind:
+            return f"it gives {gradient.dtype} {list(gradient.shape)} as the gradient of place {place}"
+    return ""
