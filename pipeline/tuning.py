@@ -16,9 +16,9 @@
 #     workers are busy, and cores idle                   fewer, on trial: workers may hold each other up, on the network
 #
 # Noise moves nothing, for four reasons. A decision rests on two whole windows or more of the same number of workers,
-# and on two that point the same way. Between "too few" and "too many" lies a wide band. Steps of less than a tenth are not
-# made. And it is remembered which number was too few and which was too many. Until the work itself changes, the next
-# number is sought halfway between: so the search ends.
+# and on two that point the same way. Between "too few" and "too many" lies a wide band. Steps of less than a tenth are
+# not made. And it is remembered which number was too few and which was too many. Until the work itself changes, the
+# next number is sought halfway between: so the search ends.
 
 from dataclasses import dataclass, replace
 from math import ceil, floor, inf, sqrt
