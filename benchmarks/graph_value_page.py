@@ -66,32 +66,28 @@ def in_short(found: Figures) -> Iterator[str]:
         f"{min(times(ways[n][CPU], ways[n][WORKERS])[0] for n in SPARSE):.2f} to "
         f"{max(times(ways[n][CPU], ways[n][WORKERS])[0] for n in SPARSE):.2f} times faster, as published for the GCNs "
         f"({published('GCN Amazon', 'cpu')[0]:.2f} and {published('GCN Friendster', 'cpu')[0]:.2f}; simulated "
-        f"{times(amazon[CPU], amazon[WORKERS])[0]:.2f} and {times(friendster[CPU], friendster[WORKERS])[0]:.2f}). "
-        "They do "
-        f"not buy value: in no row does a dollar train more epochs with them (at best {cheaper:.2f} times as many)."
+        f"{times(amazon[CPU], amazon[WORKERS])[0]:.2f} and {times(friendster[CPU], friendster[WORKERS])[0]:.2f}). They "
+        f"do not buy value: in no row does a dollar train more epochs with them (at best {cheaper:.2f} times as many)."
     )
     yield (
         "- **Beside CPU servers with S = 1** little remains: workers are "
         f"{times(amazon[CPU_AHEAD], amazon[WORKERS])[0]:.2f} times as fast on Amazon (GCN), "
         f"{times(gat[CPU_AHEAD], gat[WORKERS])[0]:.2f} on Amazon (GAT), and "
-        f"{times(friendster[CPU_AHEAD], friendster[WORKERS])[0]:.2f} on Friendster, where their bytes take the "
-        "network from "
-        "the ghosts."
+        f"{times(friendster[CPU_AHEAD], friendster[WORKERS])[0]:.2f} on Friendster, where their bytes take the network "
+        "from the ghosts."
     )
     ahead = times(friendster[CPU], friendster[CPU_AHEAD])
     yield (
-        f"- **Asynchrony pays without workers.** On Friendster most of the gain is S = 1 alone: CPU servers are "
+        "- **Asynchrony pays without workers.** On Friendster most of the gain is S = 1 alone: CPU servers are "
         f"{ahead[0]:.2f} times as fast with it, and as much cheaper, because ghosts travel while cores add."
     )
     yield (
-        "- **GPU servers cost more on sparse graphs, as claimed.** Workers are "
-        f"{times(gat[GPU], gat[WORKERS])[0]:.2f} times as fast on the GAT and "
-        f"{times(friendster[GPU], friendster[WORKERS])[0]:.2f} times on Friendster (published "
-        f"{published('GAT Amazon', 'gpu')[0]:.2f} and {published('GCN Friendster', 'gpu')[0]:.2f}), and "
+        f"- **GPU servers cost more on sparse graphs, as claimed.** Workers are {times(gat[GPU], gat[WORKERS])[0]:.2f} "
+        f"times as fast on the GAT and {times(friendster[GPU], friendster[WORKERS])[0]:.2f} times on Friendster "
+        f"(published {published('GAT Amazon', 'gpu')[0]:.2f} and {published('GCN Friendster', 'gpu')[0]:.2f}), and "
         f"{times(gat[GPU], gat[WORKERS])[1]:.1f} and {times(friendster[GPU], friendster[WORKERS])[1]:.1f} times "
-        "cheaper "
-        f"(published {published('GAT Amazon', 'gpu')[1]:.1f} and {published('GCN Friendster', 'gpu')[1]:.1f}). CPU "
-        f"servers alone with S = 1 are cheaper still: {times(gat[GPU], gat[CPU_AHEAD])[1]:.1f} and "
+        f"cheaper (published {published('GAT Amazon', 'gpu')[1]:.1f} and {published('GCN Friendster', 'gpu')[1]:.1f}). "
+        f"CPU servers alone with S = 1 are cheaper still: {times(gat[GPU], gat[CPU_AHEAD])[1]:.1f} and "
         f"{times(friendster[GPU], friendster[CPU_AHEAD])[1]:.1f} times."
     )
     small = ways["GCN Reddit-small"]
@@ -119,8 +115,7 @@ def ways(found: Figures) -> Iterator[str]:
         yield ""
         yield (
             f"{job.vertices / 1e6:,.1f} million vertices, {job.edges / 1e6:,.0f} million edges, {job.degree:.0f} a "
-            "vertex; "
-            f"layers {sizes}; {job.servers} {job.instance_type} or {job.servers} p3.2xlarge."
+            f"vertex; layers {sizes}; {job.servers} {job.instance_type} or {job.servers} p3.2xlarge."
         )
         yield ""
         rows = []
@@ -175,21 +170,19 @@ def beside(found: Figures) -> Iterator[str]:
     needed = 1 - 1 / published("GAT Amazon", "cpu")[0]
     yield (
         "Where they agree: speed beside CPU servers for the sparse GCNs; that dense graphs gain little; that GPU "
-        f"servers "
+        "servers "
         f'are dear on sparse graphs. The published "4.83 times cheaper" is 1 / (time x cost) again: '
         f"{published('GAT Amazon', 'gpu')[0]:.2f} x {published('GAT Amazon', 'gpu')[1]:.2f} = "
         f"{published('GAT Amazon', 'gpu')[2]:.2f}."
     )
     yield ""
     yield (
-        f"Where they do not: the GATs, and money. To be {published('GAT Amazon', 'cpu')[0]:.2f} times as fast, "
-        "workers must "
-        f"take {100 * needed:.0f} % of the servers' time off them. With the rates assumed here tensor work is "
-        f"{100 * tensor_share(gat):.0f} % of it. So the published CPU servers do tensor work more slowly than "
-        "these, as the table "
-        "of assumptions shows; and the paper's functions are faster for their price: here an operation on a function "
-        f"costs {operation_price():.1f} times one on a busy c5n. GPU servers are much faster on Reddit here than "
-        "published: nothing but memory bandwidth and networks holds them up in this model."
+        f"Where they do not: the GATs, and money. To be {published('GAT Amazon', 'cpu')[0]:.2f} times as fast, workers "
+        f"must take {100 * needed:.0f} % of the servers' time off them. With the rates assumed here tensor work is "
+        f"{100 * tensor_share(gat):.0f} % of it. So the published CPU servers do tensor work more slowly than these, "
+        "as the table of assumptions shows; and the paper's functions are faster for their price: here an operation "
+        f"on a function costs {operation_price():.1f} times one on a busy c5n. GPU servers are much faster on Reddit "
+        "here than published: nothing but memory bandwidth and networks holds them up in this model."
     )
     yield ""
 
@@ -198,9 +191,8 @@ def decides(found: Figures) -> Iterator[str]:
     yield "## Which assumptions decide"
     yield ""
     yield (
-        "One is changed at a time. How many times faster, and cheaper, workers with S = 1 are than CPU servers "
-        "and than GPU "
-        "servers with S = 0."
+        "One is changed at a time. How many times faster, and cheaper, workers with S = 1 are than CPU servers and "
+        "than GPU servers with S = 0."
     )
     for name in VARIED:
         of = found["variants"][name]
@@ -225,41 +217,35 @@ def decides(found: Figures) -> Iterator[str]:
 
     yield ""
     yield (
-        "- **How fast a server's CPU multiplies** decides most. At a quarter of the rate, with functions as "
-        f"before, workers "
-        f"are {against_cpu(amazon, slow)[0]:.2f} and {against_cpu(gat, slow)[0]:.2f} times as fast (GCN, GAT), not "
-        f"{against_cpu(amazon, as_is)[0]:.2f} and {against_cpu(gat, as_is)[0]:.2f}, and the GCN's dollar buys "
-        f"{against_cpu(amazon, slow)[1]:.2f} times as much. That is the published range. With functions at half "
-        "the price "
-        f"as well, the GAT is {against_cpu(gat, both)[0]:.2f} times as fast and {against_cpu(gat, both)[1]:.2f} "
-        "times as "
-        f"cheap, {against_cpu(gat, both)[2]:.2f} by 1 / (time x cost): these two assumptions give the published 2.75."
+        "- **How fast a server's CPU multiplies** decides most. At a quarter of the rate, with functions as before, "
+        f"workers are {against_cpu(amazon, slow)[0]:.2f} and {against_cpu(gat, slow)[0]:.2f} times as fast (GCN, GAT), "
+        f"not {against_cpu(amazon, as_is)[0]:.2f} and {against_cpu(gat, as_is)[0]:.2f}, and the GCN's dollar buys "
+        f"{against_cpu(amazon, slow)[1]:.2f} times as much. That is the published range. With functions at half the "
+        f"price as well, the GAT is {against_cpu(gat, both)[0]:.2f} times as fast and {against_cpu(gat, both)[1]:.2f} "
+        f"times as cheap, {against_cpu(gat, both)[2]:.2f} by 1 / (time x cost): these two assumptions give the "
+        "published 2.75."
     )
     late, hundred = "workers begin after 500 ms", "workers begin after 100 ms"
     yield (
         "- **Latency** is hidden by the chunks in flight, as claimed, where tasks are long: the GCN loses nothing at "
         f"500 ms ({against_cpu(amazon, late)[0]:.2f}). The GAT's tasks are short and many: "
-        f"{against_cpu(gat, hundred)[0]:.2f} at 100 ms, {against_cpu(gat, late)[0]:.2f} at 500 ms. With 32 chunks "
-        "in place "
-        f"of 128 nothing is hidden ({against_cpu(amazon, '32 chunks a server, not 128')[0]:.2f})."
+        f"{against_cpu(gat, hundred)[0]:.2f} at 100 ms, {against_cpu(gat, late)[0]:.2f} at 500 ms. With 32 chunks in "
+        f"place of 128 nothing is hidden ({against_cpu(amazon, '32 chunks a server, not 128')[0]:.2f})."
     )
     slower = "servers' networks do 40 %, as they do for long"
     yield (
-        "- **Bandwidth**: a GAT's edges all pass the server's network, and at 40 % of it workers make it slower "
-        f"than CPU "
-        f"servers alone ({against_cpu(gat, slower)[0]:.2f}). A GCN's products hide behind its gathers "
+        "- **Bandwidth**: a GAT's edges all pass the server's network, and at 40 % of it workers make it slower than "
+        f"CPU servers alone ({against_cpu(gat, slower)[0]:.2f}). A GCN's products hide behind its gathers "
         f"({against_cpu(amazon, slower)[0]:.2f})."
     )
     yield (
-        "- **Sparsity** cuts both ways. With four times the edges graph work hides the products, and there is "
-        f"less to gain "
-        f"({against_cpu(amazon, 'four times the edges')[0]:.2f}). With a quarter of them there is more tensor work "
-        "for each "
-        f"edge, but workers' money is the larger part ({against_cpu(amazon, 'a quarter of the edges')[1]:.2f} as "
-        "cheap)."
+        "- **Sparsity** cuts both ways. With four times the edges graph work hides the products, and there is less to "
+        f"gain ({against_cpu(amazon, 'four times the edges')[0]:.2f}). With a quarter of them there is more tensor "
+        "work for each edge, but workers' money is the larger part "
+        f"({against_cpu(amazon, 'a quarter of the edges')[1]:.2f} as cheap)."
     )
     yield (
-        f"- **Price**: with functions at half the price the GCN's dollar still buys "
+        "- **Price**: with functions at half the price the GCN's dollar still buys "
         f"{against_cpu(amazon, 'functions cost half as much')[1]:.2f} of what it buys without."
     )
     yield ""
@@ -270,8 +256,7 @@ def tuner(found: Figures) -> Iterator[str]:
     yield ""
     yield (
         "`pipeline/tuning.py` looks at queues, task times and money once an epoch. It begins with 100 workers a "
-        "server, as "
-        "the published system does. S = 1; seconds of an epoch, and dollars for 1,000."
+        "server, as the published system does (from memory). S = 1; seconds of an epoch, and dollars for 1,000."
     )
     yield ""
     rows = []
@@ -297,8 +282,8 @@ def sampling(found: Figures) -> Iterator[str]:
     yield ""
     yield (
         "Formulas (`simulator/graphs/sampling.py`): mini-batches of 1,000 targets, 25 and 10 neighbours, on the "
-        "machines that "
-        "the published costs come to. Beside it the published results, to a fixed accuracy, from memory as well."
+        "machines that the published costs come to. Beside it the published results, to a fixed accuracy, from memory "
+        "as well."
     )
     yield ""
     rows = []
@@ -325,10 +310,9 @@ def sampling(found: Figures) -> Iterator[str]:
         "The published 3.8 is AliGraph's on Amazon, and 10.7 is DGL's on Reddit-small: two systems, two graphs. Most "
         "of an epoch of samples is collecting features: each is read and sent many times over. How many epochs each "
         "way needs decides the rest, and this page does not know it. For the published factors of time, samples would "
-        f"have to need {amazon:.0f} times fewer epochs than all neighbours on Amazon (AliGraph), and "
-        f"{1 / small:.1f} times as many on "
-        "Reddit-small. **One model of sampling does not give both**, so these two claims are neither confirmed nor "
-        "refuted here."
+        f"have to need {amazon:.0f} times fewer epochs than all neighbours on Amazon (AliGraph), and {1 / small:.1f} "
+        "times as many on Reddit-small. **One model of sampling does not give both**, so these two claims are neither "
+        "confirmed nor refuted here."
     )
     yield ""
 

@@ -3,8 +3,9 @@
 # Who waits for whom. A chunk runs the tasks of an epoch one after the other. It begins epoch e once the commit of epoch
 # e - 1 - S is there, S being the staleness; so no chunk is more than S epochs ahead of another one. Where a task awaits
 # its neighbours' values, it takes those of epoch e - S: with S = 0 it waits for all neighbours of this very epoch, with
-# S = 1 they have long been there. The first epoch has nothing older to take, and is synchronous. When all chunks have
-# ended an epoch it is committed, some milliseconds later. Of tasks that queue, those of older epochs go first.
+# S = 1 only for those that are a whole epoch behind. The first epoch has nothing older to take, and is synchronous.
+# When all chunks have ended an epoch it is committed, some milliseconds later. Of tasks that queue, those of older
+# epochs go first.
 #
 #     place      who does it                             how long
 #     graph      a core of the chunk's server            adds / its rate

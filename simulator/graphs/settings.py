@@ -10,7 +10,7 @@ from culm.simulator.graphs.epochs import Cluster, Epochs, Run
 from culm.simulator.graphs.hardware import Server, TensorWorker, cpu_server, function, gpu_server
 from culm.simulator.graphs.published import GraphJob
 
-BEGIN = 100  # workers of a server before they are tuned, as published
+BEGIN = 100  # workers of a server before they are tuned; as published, from memory
 TUNED = 32  # epochs in which the number of workers is tuned, before the figures are taken
 
 
