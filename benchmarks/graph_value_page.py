@@ -88,7 +88,9 @@ def in_short(found: Figures) -> Iterator[str]:
         f"{times(gat[GPU], gat[WORKERS])[1]:.1f} and {times(friendster[GPU], friendster[WORKERS])[1]:.1f} times "
         f"cheaper (published {published('GAT Amazon', 'gpu')[1]:.1f} and {published('GCN Friendster', 'gpu')[1]:.1f}). "
         f"CPU servers alone with S = 1 are cheaper still: {times(gat[GPU], gat[CPU_AHEAD])[1]:.1f} and "
-        f"{times(friendster[GPU], friendster[CPU_AHEAD])[1]:.1f} times."
+        f"{times(friendster[GPU], friendster[CPU_AHEAD])[1]:.1f} times. For Amazon's GCN GPU servers are faster than "
+        f"workers, {times(amazon[WORKERS], amazon[GPU])[0]:.1f} times (published "
+        f"{1 / published('GCN Amazon', 'gpu')[0]:.1f}), and dearer."
     )
     small = ways["GCN Reddit-small"]
     yield (
