@@ -85,12 +85,13 @@ bench: install ## measure beside the peers, in turn; writes benchmarks/results.j
 # As published, 400 seeds of BERT and GPT-2 and 50 of the others take days of one core: SEEDS=2 takes two of each. It goes
 # on where it was. CULM_TRACES names a folder of traces; without it markets are drawn alone.
 SEEDS ?= 0
-tables: install ## the tables and pictures of docs/value.md, from simulated runs; or SEEDS=2 CULM_TRACES=FOLDER
+tables: install ## the tables and pictures of docs/value.md and docs/graphs_value.md, from simulated runs; or SEEDS=2 CULM_TRACES=FOLDER
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	$(BIN)/python -m benchmarks.sweep --seeds $(SEEDS) --processes $$(nproc)
 	$(BIN)/python -m benchmarks.traces
 	$(BIN)/python -m benchmarks.bubbles
 	$(BIN)/python -m benchmarks.assumed
+	$(BIN)/python -m benchmarks.graph_value
 	$(BIN)/python -m benchmarks.tables
 
 # On two cores it takes four hours. SPLITS=4 GROUP=1 runs the first quarter alone, and so on to GROUP=4.

@@ -1,7 +1,7 @@
 """The tables and pictures of docs/value.md: ``python -m benchmarks.tables`` makes them from the results beside it.
 
-It writes ``docs/value_tables.md``, ``benchmarks/value.svg`` and ``benchmarks/lost_time.svg``. What has not been run has
-no row. ``make tables`` runs everything first.
+It writes ``docs/value_tables.md``, ``benchmarks/value.svg`` and ``benchmarks/lost_time.svg``, and the page of graphs,
+``docs/graphs_value.md``. What has not been run has no row. ``make tables`` runs everything first.
 """
 
 import json
@@ -195,8 +195,10 @@ def page() -> str:
 
 
 def main() -> None:
+    from benchmarks.graph_value_page import write as write_page_of_graphs
     from benchmarks.value_pictures import draw, lost_time, value
 
+    write_page_of_graphs()
     cells = read_sweep()
     PAGE.write_text(page())
     (HERE / "value.svg").write_text(draw(value(cells)))

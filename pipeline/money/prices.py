@@ -61,6 +61,16 @@ class TransferPrice(_Row):
     source: str
 
 
+class FunctionPrice(_Row):
+    """What a function service bills: dollars for a gigabyte of memory (2**30 bytes) and a second, and for calls."""
+
+    provider: str
+    per_gb_second: Dollars
+    per_million_calls: Dollars = 0.0
+    date: date
+    source: str
+
+
 class Restart(_Row):
     """What training with checkpoints and restarts is taken to need, for comparison. Seconds."""
 
@@ -71,6 +81,7 @@ class Restart(_Row):
 class _File(_Row):
     machine: tuple[MachinePrice, ...] = ()
     transfer: tuple[TransferPrice, ...] = ()
+    function: tuple[FunctionPrice, ...] = ()
     fixed: dict[str, Dollars] = {}
     restart: Restart | None = None
 
@@ -107,6 +118,11 @@ class PriceTable:
         """Dollars for a gigabyte between zones or between regions; 0 where nothing is known."""
         rows = (row for file in self._files for row in file.transfer)
         return next((r.per_gb for r in rows if r.provider == provider.lower() and r.between == between), 0.0)
+
+    def function(self, provider: str) -> FunctionPrice | None:
+        """The row of the provider's function service, or None."""
+        rows = (row for file in self._files for row in file.function)
+        return next((row for row in rows if row.provider == provider.lower()), None)
 
     @property
     def fixed_per_hour(self) -> float:
