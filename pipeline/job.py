@@ -11,11 +11,11 @@ from pydantic import ValidationError, model_validator
 from culm.pipeline.errors import JobError
 from culm.pipeline.evaluations import NEVER, Best, Evaluations
 from culm.pipeline.job_data import as_data
+from culm.pipeline.job_graph import GraphSection
 from culm.pipeline.job_sections import (
     CheckpointSection,
     DataSection,
     EvaluateSection,
-    GraphSection,
     JobSection,
     ModelSection,
     PipelineSection,
