@@ -15,7 +15,7 @@ class GraphSection(Section):
     """
 
     data: Annotated[Factory, "returns a culm.graphs.Graph"]
-    args: Annotated[Arguments, "what it is called with"] = {}
+    args: Annotated[Arguments, "what it is called with"] = Field(default={})
     layers: Annotated[Few, "how many layers the model has"]
     chunks: Annotated[
         Few, "parts that the vertices are cut into. What is computed together decides bits, so they are the job's"
