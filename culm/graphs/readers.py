@@ -18,6 +18,7 @@ from culm.pipeline.user_code.graph.graph import Graph
 from culm.pipeline.user_code.imports import called, load_callable
 
 WHERE = "graph.args"
+UNREADABLE = (OSError, ValueError, EOFError, zipfile.BadZipFile)  # what numpy raises on files of another kind
 PREPARED = ("gcn", "undirected", "none")
 _TEXT = "write a line for each edge: SOURCE TARGET, or SOURCE TARGET WEIGHT"
 Array = np.ndarray[Any, Any]
@@ -63,9 +64,12 @@ def arrays(path: str, seed: int = 0, prepare: str = "gcn") -> Graph:
     """
     mend = "write it with numpy.savez(path, sources=..., targets=..., features=..., labels=..., train=...)"
     try:
-        with np.load(path, allow_pickle=False) as file:
+        loaded = np.load(path, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            raise JobError(f"{path} is one array, no .npz file", WHERE, mend)
+        with loaded as file:
             found: dict[str, Array] = {name: file[name] for name in file.files}
-    except (OSError, ValueError, zipfile.BadZipFile, AttributeError) as error:
+    except UNREADABLE as error:
         raise JobError(f"{path} cannot be read: {_first_line(error)}", WHERE, mend) from error
     if missing := [name for name in ("sources", "targets", "features", "labels") if name not in found]:
         what = f"{path} has no {' and no '.join(missing)}; it has {', '.join(sorted(found)) or 'nothing'}"
@@ -220,11 +224,13 @@ def _number(word: str, path: Path, line: int) -> float:
 def _numbers_of(path: Path, what: str) -> Array:
     """Of a .npy file, or of text: [V, columns], or [V] where there is one column."""
     if path.suffix == ".npy":
+        mend = "write it with numpy.save, as numbers"
         try:
-            loaded: Array = np.load(path, allow_pickle=False)
-        except (OSError, ValueError) as error:
-            mend = "write it with numpy.save, as numbers"
+            loaded = np.load(path, allow_pickle=False)
+        except UNREADABLE as error:
             raise JobError(f"{path}, the {what}, cannot be read: {_first_line(error)}", WHERE, mend) from error
+        if not isinstance(loaded, np.ndarray):
+            raise JobError(f"{path}, the {what}, is a file of several arrays", WHERE, mend)
         return loaded
     rows = list(_lines_of(path))
     if not rows:
