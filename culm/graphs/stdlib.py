@@ -169,12 +169,13 @@ class Library:
     def _named(self, by: _Vertex, path: str) -> int | None:
         """The function that a dotted name in a body means, where that can be told."""
         head, _, rest = path.partition(".")
-        found = None
-        if head in ("self", "cls") and by.owner:
-            found = self._method(by.module, by.owner, rest, REEXPORTS)
-        elif head not in by.bound:
-            found = self._find(by.module, path, REEXPORTS)
-        return self._unique.get(path.rpartition(".")[2]) if found is None and rest else found
+        if head not in by.bound:
+            if (found := self._find(by.module, path, REEXPORTS)) is not None or head in by.module.imports:
+                return found
+        elif head in ("self", "cls") and (found := self._method(by.module, by.owner, rest, REEXPORTS)) is not None:
+            return found
+        # Of some object: a method, if there is only one of that name.
+        return self._unique.get(path.rpartition(".")[2]) if rest else None
 
     def _find(self, module: _Module, path: str, deep: int) -> int | None:
         """What the name means at the module's top level; of a class its constructor."""
