@@ -6,6 +6,8 @@ direction, a loop at every vertex and the weights of Kipf and Welling.
 
 import zipfile
 from collections.abc import Iterator
+from functools import partial
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +89,7 @@ def pyg(make: str, args: dict[str, Any] | None = None, seed: int = 0, prepare: s
     """
     made = called(load_callable(make, f"{WHERE}.make"), args or {}, f"{WHERE}.args")
     if not hasattr(made, "edge_index") and hasattr(made, "__getitem__"):
-        made = called(lambda: made[0], {}, f"{WHERE}.make, its first graph")
+        made = called(partial(getitem, made, 0), {}, f"{WHERE}.make, its first graph")
     return from_pyg(made, seed, prepare)
 
 
