@@ -1,5 +1,6 @@
 """Graphs that need no network, and what makes a graph of them: Python's own library, drawn ones, loops and weights."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,11 @@ from culm.graphs.datasets import blocks, rmat
 from culm.graphs.stdlib import Library, calls, words_of
 from culm.oracle.plain_loop import run_plain
 from culm.pipeline.errors import JobError
-from culm.pipeline.job import job_to_toml, load_job, parse_job
+from culm.pipeline.job import job_to_toml, load_job, parse_job, with_values
 from culm.pipeline.user_code.check import check_job
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+PAGE = Path(__file__).parents[2] / "docs" / "graphs.md"
 
 FILES = {
     "alpha/__init__.py": "from .deep import lift\nfrom alpha.base import *\n",
@@ -164,6 +166,35 @@ def test_examples_of_graphs_are_right() -> None:
         job = load_job(EXAMPLES / name)
         assert parse_job(job_to_toml(job)) == job
     check_job(load_job(EXAMPLES / "blocks.toml"))
+
+
+def test_a_graphs_keys_can_be_changed_in_python() -> None:
+    """What follows from them changes with them: ``culm.run(job, overrides=...)``."""
+    job = load_job(EXAMPLES / "blocks.toml")
+    assert with_values(job, {}) == job
+    changed = with_values(job, {"graph.chunks": 4, "graph.args": {"vertices": 50}})
+    assert changed.pipeline.pipelines == 4
+    assert changed.data.args["args"] == {"vertices": 50}
+    with pytest.raises(JobError, match=r"\[graph\] sets pipeline.pipelines; leave that key out"):
+        with_values(job, {"pipeline.pipelines": 4})
+
+
+def test_the_code_on_the_page_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = PAGE.read_text()
+    (tmp_path / "of_the_page.py").write_text("".join(re.findall(r"```python\n(.*?)```", text, re.S)))
+    monkeypatch.syspath_prepend(tmp_path)
+    whole, _ = re.findall(r"```toml\n(.*?)```", text, re.S)
+    changes = {
+        "job.steps": 20,
+        "graph.data": "of_the_page:circle",
+        "graph.args": {"vertices": 60},
+        "model.layers": "of_the_page:layers",
+        "model.args": {"features": 16, "hidden": 8, "classes": 4},
+    }
+    job = with_values(parse_job(whole), changes)
+    check_job(job)
+    losses = run_plain(job).losses
+    assert losses[-1] < 0.8 * losses[0]
 
 
 # ---- drawn graphs, and what is done to them -------------------------------------------------------------------------
