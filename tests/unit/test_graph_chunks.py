@@ -2,6 +2,8 @@
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from culm.graphs import GAT, GCN, Graph
+from culm.graphs import GAT, GCN, Graph, GraphLayer
 from culm.graphs.datasets import blocks
 from culm.oracle.plain_loop import run_plain
 from culm.pipeline.errors import JobError
@@ -185,6 +187,48 @@ def test_chunks_train_as_the_whole_graph_does(layers: str, more: str, by: str) -
     wanted = losses_without_chunks(job, blocks(vertices=VERTICES, classes=3, features=6))
     assert run_plain(job).losses == pytest.approx(wanted, rel=1e-4)
     assert wanted[-1] < 0.9 * wanted[0], "it learns, so later losses have gone through backwards"
+
+
+class Spread(GraphLayer):
+    """Adds up neighbours, without a parameter."""
+
+    def apply_vertex(self, gathered: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+        return gathered
+
+
+class Blind(GCN):
+    """Gives what it takes no gradient."""
+
+    def apply_vertex(self, gathered: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+        return super().apply_vertex(gathered.detach(), own)
+
+
+def spread_first(sizes: list[int]) -> list[Any]:
+    """Wu et al., Simplifying Graph Convolutional Networks (ICML 2019), at half its depth."""
+    return [Spread, partial(GCN, sizes[0], sizes[2], True)]
+
+
+def blind_last(sizes: list[int]) -> list[Any]:
+    return [partial(GCN, sizes[0], sizes[1]), partial(Blind, sizes[1], sizes[2], True)]
+
+
+def test_a_first_layer_without_parameters() -> None:
+    job, graph = job_of(f"{__name__}:spread_first"), blocks(vertices=VERTICES, classes=3, features=6)
+    layer = ModelSource(job).build(1)
+    assert isinstance(layer, GCN)
+    x = dense(graph) @ (dense(graph) @ graph.features)
+    first = functional.cross_entropy(layer.linear(x)[graph.train], graph.labels[graph.train]).item()
+    found = run_plain(job).losses
+    assert found[0] == pytest.approx(first, rel=1e-5)
+    assert found[-1] < found[0]
+
+
+def test_a_layer_that_gives_no_gradient_ends_the_backward_there() -> None:
+    job = job_of(f"{__name__}:blind_last")
+    for index, now in run_plain(job).layers:
+        before = ModelSource(job).build(index).state_dict()
+        same = {torch.equal(before[name], now[name]) for name in now}
+        assert same == {index == 0}, "a gradient of zeros changes nothing in SGD"
 
 
 @pytest.mark.parametrize("heads", [1, 3])
