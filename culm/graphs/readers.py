@@ -4,6 +4,7 @@ What is read becomes a ``Graph`` as it is. ``prepare`` says what is done to it t
 direction, a loop at every vertex and the weights of Kipf and Welling.
 """
 
+import warnings
 import zipfile
 from collections.abc import Iterator
 from functools import partial
@@ -179,6 +180,9 @@ def _made(
 
 def _edges_of(path: Path) -> tuple[Array, Array, Array | None]:
     """Sources and targets [E], and weights where the lines have three columns."""
+    first = next(_lines_of(path), None)
+    if first is not None and (known := _read_at_once(path, len(first[1]))) is not None:
+        return known
     rows = list(_lines_of(path))
     if not rows:
         raise JobError(f"{path} has no edges", WHERE, _TEXT)
@@ -199,6 +203,23 @@ def _edges_of(path: Path) -> tuple[Array, Array, Array | None]:
             weights[place] = _number(words[2], path, line)
     sources, targets = np.ascontiguousarray(ends[:, 0]), np.ascontiguousarray(ends[:, 1])
     return sources, targets, weights if columns == 3 else None
+
+
+def _read_at_once(path: Path, columns: int) -> tuple[Array, Array, Array | None] | None:
+    """By numpy, many times faster; None where a line wants to be looked at, to say what is wrong with it."""
+    kinds = [("source", "i8"), ("target", "i8"), ("weight", "f4")]
+    if columns not in (2, 3):
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # such as of 2.0 for a whole number
+            found = np.loadtxt(path, dtype=kinds[:columns], comments="#", ndmin=1, encoding="utf-8")
+    except (OSError, ValueError, OverflowError, Warning):
+        return None
+    sources, targets = np.ascontiguousarray(found["source"]), np.ascontiguousarray(found["target"])
+    weights = np.ascontiguousarray(found["weight"]) if columns == 3 else None
+    wrong = min(sources.min(), targets.min()) < 0 or (weights is not None and not np.isfinite(weights).all())
+    return None if wrong else (sources, targets, weights)
 
 
 def _lines_of(path: Path) -> Iterator[tuple[int, list[str]]]:

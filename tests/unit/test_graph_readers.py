@@ -71,6 +71,17 @@ def test_a_third_column_is_a_weight(folder: Path) -> None:
     said(error, "edges.txt has weights", 'set prepare = "none" to keep them')
 
 
+@pytest.mark.parametrize("between", [" ", "\t", ",", ", "])
+def test_columns_stand_apart_as_they_like(folder: Path, between: str) -> None:
+    """Numpy reads spaces and tabs at once, and commas are read line by line: the numbers are the same."""
+    lines = [between.join((str(s), str(t), str(w))) for (s, t), w in zip(EDGES, ("0.1", "2", "1e-3"), strict=True)]
+    (folder / "edges.txt").write_text("# s t w\n" + "\n".join(lines))
+    graph = edge_list("edges.txt", "x.txt", "y.txt", prepare="none")
+    assert ends_of(graph) == EDGES
+    assert graph.weights is not None
+    assert graph.weights.tolist() == torch.tensor([0.1, 2.0, 1e-3]).tolist()
+
+
 def test_arrays_of_numpy_beside_the_text(folder: Path) -> None:
     np.save(folder / "x.npy", np.array(FEATURES, np.float64))
     np.save(folder / "y.npy", np.array(LABELS, np.int32))
