@@ -47,8 +47,8 @@ class Paced(GCN):
 
     seconds = SECONDS
 
-    def apply_vertex(self, gathered: torch.Tensor, own: torch.Tensor | None = None) -> torch.Tensor:
-        found: torch.Tensor = _Slow.apply(super().apply_vertex(gathered), self.seconds)  # type: ignore[no-untyped-call]
+    def apply_vertex(self, *values: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = _Slow.apply(super().apply_vertex(*values), self.seconds)  # type: ignore[no-untyped-call]
         return found
 
 

@@ -196,6 +196,9 @@ def job_of(sections: Mapping[str, Any], where: str) -> Job:
 def with_values(job: Job, values: Mapping[str, Any]) -> Job:
     """The job with these keys changed: ``{"section.key": value}``. Raises JobError."""
     content = job.model_dump(exclude_none=True)
+    for section, follow in (job.graph.sections() if job.graph is not None else {}).items():
+        for key in follow:  # from the [graph] as it will be
+            del content[section][key]
     for name, value in values.items():
         section, dot, key = name.partition(".")
         if not dot or not isinstance(content.setdefault(section, {}), dict):

@@ -25,8 +25,8 @@ class GCN(GraphLayer):
         nn.init.zeros_(self.linear.bias)
         self.last, self.dropout = last, dropout
 
-    def apply_vertex(self, gathered: torch.Tensor, own: torch.Tensor | None = None) -> torch.Tensor:
-        out: torch.Tensor = self.linear(gathered)
+    def apply_vertex(self, *values: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.linear(*values)
         return out if self.last else functional.dropout(functional.relu(out), self.dropout, self.training)
 
 
@@ -58,7 +58,8 @@ class GAT(GraphLayer):
         shares = softmax_by_target(chunk, values[:, :, 0])
         return add_up_messages(chunk, shares[:, :, None] * values[:, :, 1:])
 
-    def apply_vertex(self, gathered: torch.Tensor, own: torch.Tensor | None = None) -> torch.Tensor:
+    def apply_vertex(self, *values: torch.Tensor) -> torch.Tensor:
+        (gathered,) = values
         out = gathered.mean(1) if self.last else gathered.flatten(1)
         out = out + self.bias
         return out if self.last else functional.dropout(functional.elu(out), self.dropout, self.training)

@@ -68,14 +68,15 @@ class GraphPasses:
             for p, (x, output) in enumerate(graphs[index]):
                 end = ends[p] if index == len(self._model) - 1 else output
                 wanted = [*([x] if index else []), *(self._parameters[i] for i in of_layer)]
-                found = list(torch.autograd.grad(end, wanted, gradients[p], allow_unused=True))
+                # A first layer may have no parameters: it adds up neighbours, and others are trained on that.
+                found = list(torch.autograd.grad(end, wanted, gradients[p], allow_unused=True)) if wanted else []
                 back.append(found.pop(0) if index else None)
                 for i, gradient in zip(of_layer, found, strict=True):
                     made.gradients[p][i] = gradient
             backs[index] = back
             if index:
-                old = self._backs[of][index]
-                gradients = [self._added(p, chunks, back, old) for p in range(len(chunks))]
+                old, given = self._backs[of][index], [output for _, output in graphs[index - 1]]
+                gradients = [self._added(p, chunks, back, old, given[p]) for p in range(len(chunks))]
         for kept in (self._outputs, self._backs):
             kept.pop(step - self._job.staleness.most, None)
         made.after.extend(buffers_of(self._model) for _ in chunks)
@@ -83,20 +84,24 @@ class GraphPasses:
 
     @staticmethod
     def _added(
-        p: int, chunks: list[Chunk], back: Sequence[torch.Tensor | None], old: Sequence[torch.Tensor | None]
+        p: int,
+        chunks: list[Chunk],
+        back: Sequence[torch.Tensor | None],
+        old: Sequence[torch.Tensor | None],
+        like: torch.Tensor,
     ) -> torch.Tensor:
-        """The gradient of a chunk's values: of all that took them, in order. ``old``: what others give counts."""
-        total: torch.Tensor | None = None
+        """The gradient of a chunk's values, which are ``like``: of all that took them, in order. Zeros of none.
+
+        ``old``: what counts of what other chunks give.
+        """
+        total = torch.zeros_like(like)
         for q, chunk in enumerate(chunks):
             gradient = back[q] if q == p else old[q]
             if gradient is None or (q != p and p not in chunk.taken):
                 continue
-            if total is None:
-                total = torch.zeros(chunks[p].size, gradient.shape[1])
             if q == p:
                 total += gradient[: chunk.size]
             else:
                 rows, first = chunk.taken[p]
                 total.index_add_(0, rows, gradient[first : first + len(rows)])
-        assert total is not None, "a chunk takes of itself at least"
         return total

@@ -19,6 +19,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 import torch
+import xxhash
 
 from culm.pipeline.errors import JobError
 from culm.pipeline.neighbours import Neighbours
@@ -120,6 +121,18 @@ class ChunkedGraph:
     def __getitem__(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
         vertices = self._vertices[number]
         return self.graph.features[vertices], self.graph.labels[vertices]
+
+    @cached_property
+    def contents(self) -> str:
+        """A hash of the whole graph and of its chunks: nodes compare it, beside some of the samples (rule 23)."""
+        graph, digest = self.graph, xxhash.xxh3_128()
+        parts = (graph.sources, graph.targets, graph.weights, graph.features, graph.labels)
+        for part in (*parts, graph.train, graph.valid, graph.test, self._chunk_of):
+            said = "none" if part is None else f"{part.dtype} {list(part.shape)}"
+            digest.update(f"{said}\n".encode())
+            if part is not None and part.numel():
+                digest.update(part.contiguous().view(-1).view(torch.uint8).numpy().data)
+        return digest.hexdigest()
 
     def chunk(self, number: int) -> Chunk:
         """It is made once, and kept."""

@@ -48,9 +48,9 @@ class GraphLayer(nn.Module):
         """values: x [S, d], or the messages. By default sums by target, [n, d], with the edges' weights."""
         return add_up_messages(chunk, values) if self.by_edge else add_up(chunk, values)
 
-    def apply_vertex(self, gathered: torch.Tensor, own: torch.Tensor | None = None) -> torch.Tensor:
-        """gathered: [n, d]; own: the values of the chunk's own vertices, [n, d], where the layer ``wants_own`` -> their
-        new ones, [n, k].
+    def apply_vertex(self, *values: torch.Tensor) -> torch.Tensor:
+        """What ``gather`` gave, [n, ...], and where the layer ``wants_own`` the chunk's own values, [n, d] -> their new
+        ones, [n, k].
         """
         raise NotImplementedError
 
