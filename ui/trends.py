@@ -105,8 +105,9 @@ class Trends:
 
 
 def resources_of(event: Used) -> Resources:
-    """What an event of the log says; zeros, where the log is older than that."""
-    return Resources(**{each.name: getattr(event, each.name) for each in fields(Resources)})
+    """What an event of the log says; zeros, where the log is older than that. Of tensor workers it says nothing."""
+    names = (each.name for each in fields(Resources) if hasattr(event, each.name))
+    return Resources(**{name: getattr(event, name) for name in names})
 
 
 def _cpu_share(before: Sample, after: Sample) -> float | None:

@@ -21,7 +21,7 @@ Pair = tuple[float, float]  # a sum, and over how many it is
 Buffers = list[list[torch.Tensor]]  # of each layer
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Passes:
     """What comes of a step's passes: by pipeline, but for the losses."""
 

@@ -125,10 +125,10 @@ class Run:
         cluster = self.cluster
         for tasks_by_chunk in self.chunks:
             server = _Server(
-                cores=Pool(self._clock, cluster.server.cores),
-                out=Pool(self._clock, 1),
-                back=Pool(self._clock, 1),
-                workers=Pool(self._clock, cluster.workers),
+                cores=Pool(clock=self._clock, size=cluster.server.cores),
+                out=Pool(clock=self._clock, size=1),
+                back=Pool(clock=self._clock, size=1),
+                workers=Pool(clock=self._clock, size=cluster.workers),
             )
             self._servers.append(server)
             for tasks in tasks_by_chunk:

@@ -26,7 +26,7 @@ class Clock:
             then()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Pool:
     """The lowest rank first, then first come, first served. Whoever is given one gives it back with ``release``."""
 
