@@ -33,7 +33,7 @@ def is_done(look: Look) -> bool:
 
 def has_price(cost: pb.GetCostResponse) -> bool:
     """Whether there is a price of any node: without one nothing is known of what the run costs."""
-    return bool(cost.dollars) or not cost.unpriced
+    return bool(cost.dollars) or (len(cost.nodes) > 0 and not cost.unpriced)
 
 
 def standing(look: Look) -> Standing:
@@ -53,6 +53,8 @@ def standing(look: Look) -> Standing:
         return Standing(word="failed", tone="bad", name=name, told=where, share=share)
     if not status.phase:
         return Standing(word="no answer", tone="leaving", name=name, told="", share=None)
+    if look.problem:
+        return Standing(word="no answer", tone="leaving", name=name, told=f"{where} when it last answered", share=share)
     if look.ended:
         return Standing(word="broke off", tone="leaving", name=name, told=where, share=share)
     if status.phase == "waiting":
@@ -153,4 +155,8 @@ def weights(look: Look) -> str:
     newest = f"; the newest checkpoint is of step {at:,}: {folder}" if folder else ""
     if not is_done(look):
         return f"training did not come to its end{newest}"
+    if look.problem and status.nodes:
+        return (
+            f"on the nodes, when the coordinator was last heard; the log names no checkpoint of the last step{newest}"
+        )
     return f"the nodes have gone, and the log names no checkpoint of the last step{newest}"

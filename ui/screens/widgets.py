@@ -111,9 +111,9 @@ def _table(columns: Columns) -> Any:
     )
 
 
-def height_of(rows: Sequence[object]) -> int | Literal["content"]:
+def height_of(rows: Sequence[object], most: int = 430) -> int | Literal["content"]:
     """Of a table: as high as its rows, or so high that the rest of the page stays near."""
-    return "content" if len(rows) <= ROWS else 430
+    return "content" if len(rows) <= ROWS else most
 
 
 def spent(look: Look) -> markup.Figure:
@@ -121,13 +121,15 @@ def spent(look: Look) -> markup.Figure:
     cost = look.cost
     if not has_price(cost):
         return ("Spent", "–", "no price is known")
-    return ("Spent", money(cost.dollars), "in all" if is_over(look) else f"{money(cost.dollars_per_hour)} an hour now")
+    if is_over(look):
+        return ("Spent", money(cost.dollars), "in all")
+    return ("Spent", money(cost.dollars), f"{money(cost.dollars_per_hour)} an hour {'then' if look.problem else 'now'}")
 
 
 def preempt(source: Source) -> None:
     """A button that opens a dialog, which preempts a node: where the coordinator allows it, while the run goes on."""
     look = source.look()
-    if is_over(look) or not look.status.nodes or source.still:
+    if is_over(look) or look.problem or not look.status.nodes or source.recorded:
         return
     if not look.status.kill_allowed:
         st.html(markup.note("Nodes can be preempted from here if the coordinator is started with --allow-kill."))
