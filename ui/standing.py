@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from datetime import UTC, tzinfo
 
 from culm.pipeline.epochs import in_words
+from culm.pipeline.money.example_prices import WORDS as EXAMPLE_PRICES
+from culm.pipeline.money.example_prices import at_example_prices
 from culm.protos import coordinator_pb2 as pb
 from culm.ui.look import Look
 from culm.ui.words import counted, moment, money, seconds_left, span
@@ -36,13 +38,17 @@ def has_price(cost: pb.GetCostResponse) -> bool:
     return bool(cost.dollars) or (len(cost.nodes) > 0 and not cost.unpriced)
 
 
+def _made_up(cost: pb.GetCostResponse) -> str:
+    return f" at {EXAMPLE_PRICES}" if at_example_prices(cost.nodes) else ""
+
+
 def standing(look: Look) -> Standing:
     status, history = look.status, look.history
     name = status.job or "no run"
     share = status.step / status.steps if status.steps else None
     if is_done(look):
         ended = f", after {span(history.done.time - history.begun)}" if history.done and history.begun else ""
-        paid = f", for {money(look.cost.dollars)}" if has_price(look.cost) else ""
+        paid = f", for {money(look.cost.dollars)}{_made_up(look.cost)}" if has_price(look.cost) else ""
         trained = f"{status.step or history.steps_done():,} steps{ended}{paid}"
         return Standing(word="finished", tone="good", name=name, told=trained, share=1.0)
     where = f"step {status.step:,} of {status.steps:,}" if status.steps else "no step yet"
@@ -126,7 +132,7 @@ def result(look: Look, zone: tzinfo = UTC) -> list[tuple[str, str]]:
         step, values = max(history.evaluations.items())
         found.append((f"evaluated after step {step:,}", ", ".join(f"{n} {v:.4g}" for n, v in values.items())))
     known = has_price(cost)
-    parts = [f"{money(cost.dollars)} in all" if known else "no price is known"]
+    parts = [f"{money(cost.dollars)} in all{_made_up(cost)}" if known else "no price is known"]
     if known and cost.samples:
         parts.append(f"{money(cost.dollars_per_thousand_samples)} for 1,000 samples")
     if known and cost.tokens:
@@ -150,7 +156,7 @@ def weights(look: Look) -> str:
         return history.fetched.text
     if status.kept_seconds > 0 and not look.problem:
         dollars = look.cost.dollars_per_hour * status.kept_seconds / 3600
-        costs = f", which costs {money(dollars)}" if dollars else ""
+        costs = f", which costs {money(dollars)}{_made_up(look.cost)}" if dollars else ""
         return f"on the nodes, for {span(status.kept_seconds)} more{costs}: culm weights --out FILE fetches them"
     newest = f"; the newest checkpoint is of step {at:,}: {folder}" if folder else ""
     if not is_done(look):

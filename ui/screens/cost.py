@@ -4,6 +4,7 @@ from datetime import tzinfo
 
 import streamlit as st
 
+from culm.pipeline.money.example_prices import EXPLAINED, at_example_prices
 from culm.protos import coordinator_pb2 as pb
 from culm.ui import markup, palette
 from culm.ui.charts import bar_columns, bar_spec
@@ -39,6 +40,8 @@ def figures(source: Source) -> None:
     look = source.look()
     banner(look)
     st.html(markup.figures(told(look)))
+    if at_example_prices(look.cost.nodes):
+        st.html(markup.note(EXPLAINED))
     unpriced = list(look.cost.unpriced)
     if unpriced:
         more = f" and {len(unpriced) - NAMED} more" if len(unpriced) > NAMED else ""

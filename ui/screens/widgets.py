@@ -10,6 +10,8 @@ from typing import Any, Literal
 import pyarrow as pa
 import streamlit as st
 
+from culm.pipeline.money.example_prices import WORDS as EXAMPLE_PRICES
+from culm.pipeline.money.example_prices import at_example_prices
 from culm.ui import markup
 from culm.ui.charts import Spec
 from culm.ui.curves import Columns
@@ -121,9 +123,11 @@ def spent(look: Look) -> markup.Figure:
     cost = look.cost
     if not has_price(cost):
         return ("Spent", "–", "no price is known")
+    made_up = f", {EXAMPLE_PRICES}" if at_example_prices(cost.nodes) else ""
     if is_over(look):
-        return ("Spent", money(cost.dollars), "in all")
-    return ("Spent", money(cost.dollars), f"{money(cost.dollars_per_hour)} an hour {'then' if look.problem else 'now'}")
+        return ("Spent", money(cost.dollars), f"in all{made_up}")
+    hour = f"{money(cost.dollars_per_hour)} an hour {'then' if look.problem else 'now'}"
+    return ("Spent", money(cost.dollars), f"{hour}{made_up}")
 
 
 def preempt(source: Source) -> None:
