@@ -2,6 +2,7 @@
 
 from datetime import tzinfo
 
+from culm.pipeline.money.example_prices import WORDS as EXAMPLE_PRICES
 from culm.pipeline.money.kinds import Differed
 from culm.protos import coordinator_pb2 as pb
 from culm.ui.incidents import Incident
@@ -22,8 +23,10 @@ def origin_of(incident: Incident) -> str:
     return "last commit" if incident.kind == "rollback" and not incident.node else ORIGINS[incident.kind]
 
 
-def facts(incident: Incident, charge: pb.InterruptionCost | None, over: bool, zone: tzinfo) -> list[tuple[str, str]]:
-    """``charge``: what it cost, where that is known; ``over``: the run is."""
+def facts(
+    incident: Incident, charge: pb.InterruptionCost | None, over: bool, zone: tzinfo, made_up: bool = False
+) -> list[tuple[str, str]]:
+    """``charge``: what it cost, where that is known; ``over``: the run is; ``made_up``: the prices are examples."""
     found = [("origin", f"{moment(incident.origin, zone)} ({origin_of(incident)})"), ("step", f"{incident.step:,}")]
     event = incident.story[0].event
     if isinstance(event, Differed):
@@ -42,7 +45,7 @@ def facts(incident: Incident, charge: pb.InterruptionCost | None, over: bool, zo
         found.append(("instructions redone", str(incident.redone)))
     if charge is not None:
         found.append(("time lost", f"{charge.seconds:.2f} s"))
-        found.append(("cost", money(charge.dollars)))
+        found.append(("cost", f"{money(charge.dollars)}{f' at {EXAMPLE_PRICES}' if made_up else ''}"))
     elif over and incident.kind != "handover":
         found.append(("cost", "no commit followed, which would have told it"))
     elif incident.kind != "handover":

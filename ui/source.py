@@ -102,7 +102,7 @@ class Live:
             whole = self._read_on()
             cost = cleaned(self._stub.GetCost(pb.GetCostRequest(), timeout=PATIENCE))
         except grpc.RpcError as error:
-            shown = time.strftime("what it said at %H:%M:%S", time.localtime(before.at)) if before.at else "nothing yet"
+            shown = "what it said last" if before.at else "nothing yet"
             problem = f"The coordinator at {self.name} does not answer ({details(error)}): this page shows {shown}."
             return replace(before, history=self._history, problem=problem, reading=0)
         if self._history.done is not None:

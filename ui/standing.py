@@ -73,11 +73,13 @@ def standing(look: Look) -> Standing:
     return Standing(word=word, tone=tone, name=name, told=where + rest, share=share)
 
 
-def alerts(look: Look) -> list[tuple[str, str]]:
+def alerts(look: Look, zone: tzinfo = UTC) -> list[tuple[str, str]]:
     """What everybody has to know now: (tone, words)."""
     status, found = look.status, []
     if look.problem and not (is_over(look) and look.status.phase):
-        found.append(("leaving", look.problem))
+        found.append(
+            ("leaving", f"{look.problem}{f' It last answered at {moment(look.at, zone)}.' if look.at else ''}")
+        )
     elif look.problem:
         found.append(("resting", "The coordinator does not answer any more. The run is over: this is how it ended."))
     if look.reading:

@@ -6,7 +6,6 @@ from datetime import tzinfo
 from rich.console import Console
 from rich.text import Text
 
-from culm.pipeline.money.example_prices import WORDS as EXAMPLE_PRICES
 from culm.pipeline.money.example_prices import at_example_prices
 from culm.protos import coordinator_pb2 as pb
 from culm.terminal.severity import Severity
@@ -26,11 +25,9 @@ def block(incident: Incident, cost: pb.GetCostResponse, zone: tzinfo) -> Iterato
         "then",
         "; ".join(f"{what} +{after(ms)}" for what, ms in incident.moments()) + f" after the {origin_of(incident)}",
     )
-    made_up = f" at {EXAMPLE_PRICES}" if at_example_prices(cost.nodes) else ""
     charge = incident.charge(cost.interruptions)
-    for name, words in facts(incident, charge, cost.done, zone):
-        if name != "origin":
-            yield name, words + (made_up if name == "cost" and charge is not None else "")
+    told = facts(incident, charge, cost.done, zone, at_example_prices(cost.nodes))
+    yield from (fact for fact in told if fact[0] != "origin")  # that is what the moments count from
 
 
 def write(console: Console, incidents: Iterable[Incident], cost: pb.GetCostResponse, zone: tzinfo) -> None:

@@ -33,4 +33,4 @@ def test_the_reason_is_there_also_where_no_line_is_kept() -> None:
     (lost,) = folded(a_run_with_a_lost_node()).incidents
     html = _drawn(LogLines(), (), "lines", UTC, [(lost.time, end(lost, "n0", UTC))])
     assert [each.endswith(lost.why) for each in said(html)] == [True]
-    assert "The coordinator has no such lines." in html
+    assert "The coordinator has no such lines" in html

@@ -7,6 +7,8 @@ from functools import partial
 import streamlit as st
 
 from culm.pipeline.money.codec import Entry
+from culm.pipeline.money.example_prices import WORDS as EXAMPLE_PRICES
+from culm.pipeline.money.example_prices import at_example_prices
 from culm.ui import markup
 from culm.ui.curves import View
 from culm.ui.incident_facts import facts, origin_of
@@ -84,6 +86,7 @@ def told(look: Look) -> list[markup.Figure]:
     found, cost = look.history.incidents, look.cost
     resumed = sorted(i.resume_ms for i in found if i.resume_ms is not None and i.kind == "lost")
     kinds = Counter(i.kind for i in found)
+    made_up = EXAMPLE_PRICES if at_example_prices(cost.nodes) else ""
     back = sum(i.back_to is not None for i in found)
     return [
         ("Nodes lost", str(sum(i.lost for i in found)), counted(back, "rollback")),
@@ -91,7 +94,7 @@ def told(look: Look) -> list[markup.Figure]:
         ("Resumed after", milliseconds(resumed[len(resumed) // 2] if resumed else None), "median of lost nodes"),
         ("Instructions redone", f"{sum(i.redone or 0 for i in found):,}", ""),
         ("Time lost", f"{sum(x.seconds for x in cost.interruptions):.1f} s", ""),
-        ("Cost", money(sum(x.dollars for x in cost.interruptions)), ""),
+        ("Cost", money(sum(x.dollars for x in cost.interruptions)), made_up),
         ("Others", str(kinds["stall"] + kinds["coordinator"]), "stalls, coordinators"),
     ]
 
@@ -148,7 +151,7 @@ def detail(source: Source) -> None:
             st.html(markup.time_line(moments, origin, tone, clocks))
     with right:
         charge = incident.charge(look.cost.interruptions)
-        st.html(markup.facts(facts(incident, charge, is_over(look), here)))
+        st.html(markup.facts(facts(incident, charge, is_over(look), here, at_example_prices(look.cost.nodes))))
     draw_around(look, incident)
     log_lines.of_the_lost(source, incident)
     st.html(markup.table([story(entry, incident, here) for entry in incident.story], "What the log says of it"))

@@ -67,7 +67,7 @@ def _drawn(
     if found.problem:
         return markup.note(found.problem)
     if not lines:
-        nothing = "The coordinator has no such lines. It keeps the newest of each node, since it began itself."
+        nothing = "The coordinator has no such lines: it keeps the newest of each node since its own start."
         return (markup.log([row for _, row in ends], caption) if ends else "") + markup.note(nothing)
     told = [(kept.line.time, row(kept, here)) for kept in lines]
     rows = [each for _, each in sorted([*told, *ends], key=lambda pair: pair[0])]

@@ -85,7 +85,7 @@ def banner(look: Look) -> None:
     """How the run stands, in one line, and what everybody has to know first."""
     now = standing(look)
     head = markup.head(now.word, now.tone, now.name, now.told, now.share)
-    st.html(head + markup.alerts(alerts(look)) + markup.firing(look.firing, moment_of(look)))
+    st.html(head + markup.alerts(alerts(look, zone())) + markup.firing(look.firing, moment_of(look)))
 
 
 def moment_of(look: Look) -> float:
