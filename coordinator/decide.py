@@ -135,7 +135,7 @@ def _available(state: State, report: Available, now: float) -> Decision:
     unannounced = [] if node.announced else [membership.joined_record(node)]
     # Not at its Join: a node that refuses this coordinator's job joins twice a second (rule 23).
     if node.back:
-        text = f"{node.node} is back: its order stream is open again"
+        text = f"{node.node} is back: its connection to the coordinator is open again"
         unannounced.append(Record(kinds.Attached(node=node.node), text))
     node = replace(node, available=True, announced=True, back=False, version=report.version, heard_at=now)
     node = replace(node, memory_bytes=report.memory_bytes, spill_above=report.spill_above)

@@ -148,7 +148,7 @@ def in_words(state: State, now: float, dollars_per_hour: float) -> str:
     if is_saved(state):
         return f"{done}; the weights are in the checkpoint {state.checkpoints[-1].folder}; the nodes go soon"
     minutes = f"{left / 60.0:.0f} min" if left >= 120.0 else f"{left:.0f} s"
-    costs = f", which costs {dollars_per_hour * left / 3600.0:.2f} $" if dollars_per_hour else ""
+    costs = f", which costs ${dollars_per_hour * left / 3600.0:.2f}" if dollars_per_hour else ""
     return (
         f"{done}; the weights are on the nodes alone, which stay for {minutes} more{costs}: "
         "fetch them with culm weights --out FILE"

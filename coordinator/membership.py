@@ -44,6 +44,7 @@ from culm.coordinator.takeover import recovering
 from culm.pipeline.money import kinds
 from culm.pipeline.plan import Stages
 
+BROKE = "its connection to the coordinator broke"  # that of its order stream
 NOBODY = "no heartbeat comes from any node: waiting for nodes to attach or to join"
 # Incarnations; of more the older half is refused by number. The set is persisted with every plan: it must not grow with
 # a run of months on spot machines.
@@ -194,7 +195,7 @@ def peer_lost(state: State, report: PeerLost, now: float) -> Decision:
         return state, ()
     state = links.report(state, report, now)
     if node.attached_since is None and not recovering(state):
-        why = f"its order stream broke, and {report.node} cannot reach it either: {report.why}"
+        why = f"{BROKE}, and {report.node} cannot reach it either: {report.why}"
         return lose(state, {report.suspect: why}, now)
     return state, ()
 
@@ -210,7 +211,7 @@ def stream_broken(state: State, report: StreamBroken, now: float) -> Decision:
     reports = state.evidence.get(report.node, {})
     recent = [name for name, x in reports.items() if now - x.last <= state.settings.patience.seconds]
     if recent:
-        why = f"its order stream broke, and {', '.join(recent)} cannot reach it either"
+        why = f"{BROKE}, and {', '.join(recent)} cannot reach it either"
         return lose(state, {report.node: why}, now)
     return state, ()
 
@@ -246,7 +247,7 @@ def tick(state: State, now: float) -> Decision:
             lost[node.node] = f"no heartbeat for {silence:.1f} s"
         elif node.detached_at is not None and now - node.detached_at > patience.seconds and not node.gone:
             away = now - node.detached_at
-            lost[node.node] = f"its order stream broke, and it did not attach again within {away:.1f} s"
+            lost[node.node] = f"{BROKE}, and it did not come back within {away:.1f} s"
     # One kind of evidence at a time, the plainest first: a node that is gone may be why another one seems stuck, or is
     # not reached.
     lost = lost or of_no_use(state, now)

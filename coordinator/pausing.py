@@ -102,7 +102,7 @@ def in_words(state: State, now: float, dollars_per_hour: float) -> str:
         said.append(f"the checkpoint of step {here} is being written")
     elif here > state.origin.step:
         said.append(f"step {here} is in the nodes' memory alone")
-    said.append("the nodes stay" + (f", which costs {dollars_per_hour:.2f} $ an hour" if dollars_per_hour else ""))
+    said.append("the nodes stay" + (f", which costs ${dollars_per_hour:.2f} an hour" if dollars_per_hour else ""))
     if come_to(state) and state.paused_at is not None and is_whole(state, here):
         left = max(0.0, state.paused_at + state.settings.keep_after_done - now)
         said[-1] += f"; they are let go in {left / 60.0:.0f} min ([job] keep_after_done)"

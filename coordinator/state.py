@@ -103,6 +103,7 @@ class Settings:
     whole_pipelines: bool = False
     staleness: Staleness = FRESH  # of what chunks of a graph take of each other
     nonfinite: str = "stop"  # or "skip": what becomes of a step whose loss or gradient is not finite
+    coordinator: str = ""  # the name of the one that decides, as events tell it
     same_hardware: bool = True  # whether a node of another kind than those before it is refused
     # Silence after which a node is lost; also for how long a broken order stream may mend if no neighbour misses the
     # node. Every other limit is in ratio to it.

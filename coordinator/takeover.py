@@ -331,7 +331,9 @@ def complete(state: State, now: float) -> Decision:
         return state, ()
     # From now on silence counts and commits are decided: whoever is away is declared lost by this tick or the next.
     text = "every node is back" if not away else f"{', '.join(sorted(away))} did not come back in time"
+    own = state.settings.coordinator
+    who = f"coordinator {own}" if own else "the coordinator"
     # From here on the plan is this leader's own: none of a leader before takes its place, whoever comes with it.
     return replace(state, took_over_at=None, plan=stamped(state)), (
-        Record(kinds.TookOver(), f"the coordinator took over: {text}"),
+        Record(kinds.TookOver(coordinator=own), f"{who} took over: {text}"),
     )

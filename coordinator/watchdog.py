@@ -70,7 +70,7 @@ def _doing(state: State, name: str, now: float) -> str:
     if node is None:
         return "not attached"
     if node.attached_since is None:
-        return "its order stream is broken"
+        return "its connection to the coordinator is broken"
     if now - node.heard_at > state.settings.patience.seconds:
         return f"silent for {now - node.heard_at:.0f} s"
     if not node.instruction:

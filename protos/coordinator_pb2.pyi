@@ -2009,6 +2009,7 @@ class GetStatusResponse(_message.Message):
     UNPRICED_FIELD_NUMBER: _builtins.int
     SAVING_STEP_FIELD_NUMBER: _builtins.int
     SAVING_FIELD_NUMBER: _builtins.int
+    COORDINATOR_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     phase: _builtins.str
     """"waiting", "running", "paused", "done" or "failed"."""
@@ -2059,6 +2060,8 @@ class GetStatusResponse(_message.Message):
     """The step of the checkpoint that was asked for and is not whole yet; 0: none was, or no commit has come since."""
     saving: _builtins.bool
     """A checkpoint was asked for, and is not whole yet."""
+    coordinator: _builtins.str
+    """The name of the coordinator that leads: its container's, its pod's, or its host's; empty from an older one."""
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeStatus]: ...
     @_builtins.property
@@ -2117,10 +2120,11 @@ class GetStatusResponse(_message.Message):
         unpriced: _abc.Iterable[_builtins.str] | None = ...,
         saving_step: _builtins.int = ...,
         saving: _builtins.bool = ...,
+        coordinator: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["pause", b"pause", "plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["awaited", b"awaited", "budget", b"budget", "checkpoint", b"checkpoint", "checkpoint_fault", b"checkpoint_fault", "checkpoint_fault_step", b"checkpoint_fault_step", "checkpoint_folder", b"checkpoint_folder", "checkpoint_sha256", b"checkpoint_sha256", "cost", b"cost", "detail", b"detail", "era", b"era", "exposure", b"exposure", "exposure_windows", b"exposure_windows", "generation", b"generation", "job", b"job", "kept_seconds", b"kept_seconds", "kill_allowed", b"kill_allowed", "last_layers_saved", b"last_layers_saved", "loss", b"loss", "nodes", b"nodes", "pause", b"pause", "phase", b"phase", "plan", b"plan", "samples_per_epoch", b"samples_per_epoch", "samples_per_second", b"samples_per_second", "samples_per_step", b"samples_per_step", "saving", b"saving", "saving_step", b"saving_step", "stalled_seconds", b"stalled_seconds", "step", b"step", "steps", b"steps", "stop_at", b"stop_at", "stopped_early", b"stopped_early", "term", b"term", "tokens_per_step", b"tokens_per_step", "unpriced", b"unpriced"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["awaited", b"awaited", "budget", b"budget", "checkpoint", b"checkpoint", "checkpoint_fault", b"checkpoint_fault", "checkpoint_fault_step", b"checkpoint_fault_step", "checkpoint_folder", b"checkpoint_folder", "checkpoint_sha256", b"checkpoint_sha256", "coordinator", b"coordinator", "cost", b"cost", "detail", b"detail", "era", b"era", "exposure", b"exposure", "exposure_windows", b"exposure_windows", "generation", b"generation", "job", b"job", "kept_seconds", b"kept_seconds", "kill_allowed", b"kill_allowed", "last_layers_saved", b"last_layers_saved", "loss", b"loss", "nodes", b"nodes", "pause", b"pause", "phase", b"phase", "plan", b"plan", "samples_per_epoch", b"samples_per_epoch", "samples_per_second", b"samples_per_second", "samples_per_step", b"samples_per_step", "saving", b"saving", "saving_step", b"saving_step", "stalled_seconds", b"stalled_seconds", "step", b"step", "steps", b"steps", "stop_at", b"stop_at", "stopped_early", b"stopped_early", "term", b"term", "tokens_per_step", b"tokens_per_step", "unpriced", b"unpriced"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -89,7 +89,8 @@ def main() -> None:
 def leave(source: Source) -> None:
     """Below every page: what it shows, and the way back from a run of the folder."""
     with st.container(horizontal=True, vertical_alignment="center"):
-        st.caption(f"Culm · {literal(source.name)}")
+        leads = source.look().status.coordinator
+        st.caption(f"Culm · {literal(source.name)}{f' · coordinator {literal(leads)}' if leads else ''}")
         if st.session_state.get("run"):
             st.button("Back to the present run", key="back", type="tertiary", on_click=forget_run)
 

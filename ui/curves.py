@@ -6,7 +6,7 @@ Of many points of a curve each bin keeps its mean, its least and its greatest va
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from culm.ui.history import History
@@ -31,9 +31,12 @@ class Curve:
     high: list[float]
     points: list[tuple[float, float]] = field(default_factory=list)  # evaluations: (x, value)
     form: str = ".3~g"  # of the numbers at its axis, as d3-format has it
+    newest: float | None = None  # the last value itself, which the curve's last bin has the mean of
 
     @property
     def last(self) -> float | None:
+        if self.newest is not None:
+            return self.newest
         return self.mean[-1] if self.mean else self.points[-1][1] if self.points else None
 
 
@@ -83,7 +86,7 @@ def binned(name: str, xs: Sequence[float], ys: Sequence[float], bins: int = BINS
     """The curve, in so many bins of equally many points; what is not finite is left out."""
     good = [(x, y) for x, y in zip(xs, ys, strict=True) if math.isfinite(y)]
     stride = max(1, -(-len(good) // bins))
-    found = Curve(name=name, x=[], mean=[], low=[], high=[])
+    found = Curve(name=name, x=[], mean=[], low=[], high=[], newest=good[-1][1] if good else None)
     for begin in range(0, len(good), stride):
         part = good[begin : begin + stride]
         values = [y for _, y in part]
@@ -117,7 +120,7 @@ def _with_points(curve: Curve, view: View, name: str) -> Curve:
         for step, values in sorted(history.evaluations.items())
         if name in values and math.isfinite(values[name]) and view.since <= history.evaluated_at[step] < view.until
     ]
-    return Curve(name=curve.name, x=curve.x, mean=curve.mean, low=curve.low, high=curve.high, points=told[-BINS:])
+    return replace(curve, points=told[-BINS:])
 
 
 def _metric(view: View, name: str) -> Curve:

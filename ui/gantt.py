@@ -6,7 +6,7 @@ from typing import Any
 from culm.pipeline.critical_path import Leg
 from culm.pipeline.ideal_step import IdealStep
 from culm.pipeline.timetable import MEANING, USES, Lane, Timetable
-from culm.ui.charts import Spec, name, number
+from culm.ui.charts import Spec, config, name, number
 from culm.ui.palette import PAGE, RESTING, WORK
 
 # Work has colours, waiting has none: light grey until a tensor is there, darker until the commit is.
@@ -14,7 +14,11 @@ WAITING = {"bubble": "rgba(128,134,143,0.25)", "commit": "rgba(128,134,143,0.55)
 IDEAL_USE = {"F": "forward", "E": "forward", "B": "backward", "W": "weights"}
 MOST = 12_000  # bars: of a larger step the longest are shown
 NAMED = 14  # rows up to which bars have names
-LEAST_NAMED = 1 / 75  # of the step's time that a bar takes whose name is shown
+LEAST_NAMED = 1 / 500  # of the step's time that a bar takes which has a name: zooming in shows it
+LETTER = 6.5  # pixels: a name is shown where its bar is wide enough for it
+SHORT = "split(datum.label, ' (')[0]"  # of a meaning: the page and the tooltip have the rest
+ACROSS = 3  # columns of the legend: a phone has room for so many
+TIME = "milliseconds since the step began"
 SEPARATOR = " "  # the row between the nodes and their ideal
 
 
@@ -48,13 +52,13 @@ def gantt(timetable: Timetable, ideal: IdealStep | None, scheme: str = "light") 
     y = name("row", None, sort=None, scale={"domain": rows}, axis={"labelLimit": 220, "ticks": False})
     until = max([1e-3, *(bar["end"] for bar in bars)])
     zoom = {"name": "zoom", "select": {"type": "interval", "encodings": ["x"]}, "bind": "scales"}
-    legend = {"orient": "top", "columns": 4, "labelLimit": 300}
+    legend = {"orient": "top", "columns": ACROSS, "labelLimit": 110, "labelExpr": SHORT}
     drawn: Spec = {
         "data": {"values": bars},
         "params": [zoom],
         "mark": {"type": "bar", "clip": True, "tooltip": {"content": "data"}},
         "encoding": {
-            "x": number("begin", "milliseconds", scale={"domain": [0.0, until], "nice": False}),
+            "x": number("begin", TIME, scale={"domain": [0.0, until], "nice": False}),
             "x2": {"field": "end"},
             "y": y,
             "color": name("use", scale=colour, legend=legend),
@@ -66,7 +70,7 @@ def gantt(timetable: Timetable, ideal: IdealStep | None, scheme: str = "light") 
     if timetable.committed is not None:
         layers.append(_commit((timetable.committed - timetable.begin) * 1e3, scheme))
     step = 26 if len(rows) <= NAMED else 14
-    return {"layer": layers, "height": {"step": step}}
+    return {"layer": layers, "height": {"step": step}, "config": config(scheme)}
 
 
 def _measured(timetable: Timetable) -> Iterator[dict[str, Any]]:
@@ -89,17 +93,19 @@ def _bar(row: str, what: str, use: str, begin: float, end: float) -> dict[str, A
 
 
 def _labels(bars: list[dict[str, Any]], whole: float, y: Spec, scheme: str) -> Spec:
-    """The names of what is wide enough at first; work alone."""
+    """The names of work, each where its bar has room for it, also after zooming."""
     waits = {MEANING[use] for use in ("bubble", "commit", "idle")}
     named = [
-        {"row": bar["row"], "what": bar["what"], "at": (bar["begin"] + bar["end"]) / 2}
+        {"row": bar["row"], "what": bar["what"], "at": (bar["begin"] + bar["end"]) / 2, "ms": bar["ms"]}
         for bar in bars
         if bar["ms"] >= whole * LEAST_NAMED and bar["use"] not in waits
     ]
+    room = f"scale('x', datum.ms) - scale('x', 0) >= {LETTER} * length(datum.what)"
+    fits = {"condition": {"test": room, "value": 1}, "value": 0}
     return {
         "data": {"values": named},
         "mark": {"type": "text", "fontSize": 10, "color": PAGE.on(scheme), "clip": True},
-        "encoding": {"x": number("at", None), "y": y, "text": name("what")},
+        "encoding": {"x": number("at", TIME), "y": y, "text": name("what"), "opacity": fits},
     }
 
 
@@ -114,7 +120,7 @@ def _commit(at: float, scheme: str) -> Spec:
             "clip": True,
             "tooltip": {"content": "data"},
         },
-        "encoding": {"x": number("at", None)},
+        "encoding": {"x": number("at", TIME)},
     }
 
 

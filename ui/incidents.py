@@ -86,6 +86,9 @@ class Incident:
     def title(self) -> str:
         if self.kind == "differed" and self.node:
             return f"{self.node} computed wrongly"
+        first = self.story[0].event if self.story else None
+        if isinstance(first, TookOver) and first.coordinator:
+            return f"Coordinator {first.coordinator} took over"
         return TITLES[self.kind].format(node=self.node, step=self.step)
 
     @property

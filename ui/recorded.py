@@ -165,6 +165,8 @@ class Recorded:
     With a speed of 0 it is a run that has ended: all of it at once.
     """
 
+    recorded = True
+
     def __init__(self, path: Path, speed: float = 1.0, clock: Callable[[], float] = time.monotonic) -> None:
         self._events = read_log(path)
         self._job = "recorded run" if path == DEMO else path.name.partition(".")[0]

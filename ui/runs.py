@@ -8,7 +8,7 @@ from culm.pipeline.money.codec import Reader
 from culm.ui.curves import Columns, View, binned
 from culm.ui.look import Look
 from culm.ui.recorded import Replay, read_log
-from culm.ui.standing import standing
+from culm.ui.standing import has_price, standing
 
 SUFFIXES = (".jsonl", ".jsonl.gz")
 MOST_BYTES = 256 << 20  # of a file: a log of more is left out, and said so
@@ -89,7 +89,7 @@ def row(run: Run) -> dict[str, object]:
         "steps": history.steps_done(),
         "last loss": history.losses[-1] if history.losses else None,
         "best evaluation": best,
-        "dollars": cost.dollars,
+        "dollars": cost.dollars if has_price(cost) else None,
         "samples/s": cost.samples / cost.seconds if cost.seconds else None,
         "goodput": cost.useful_seconds / cost.seconds if cost.seconds else None,
         "incidents": len(history.incidents),

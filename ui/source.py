@@ -43,6 +43,7 @@ class LogLines:
 class Source(Protocol):
     name: str
     still: bool  # nothing will ever change
+    recorded: bool  # nobody is there any more
 
     def look(self) -> Look: ...
 
@@ -65,6 +66,7 @@ class Live:
     """A coordinator. While it does not answer, the last look stays. Any thread may call."""
 
     still = False
+    recorded = False
 
     def __init__(self, address: str, kept: KeptLogs | None = None) -> None:
         self.name = address
@@ -100,9 +102,11 @@ class Live:
             whole = self._read_on()
             cost = cleaned(self._stub.GetCost(pb.GetCostRequest(), timeout=PATIENCE))
         except grpc.RpcError as error:
-            shown = time.strftime("what it said at %H:%M:%S", time.localtime(before.at)) if before.at else "nothing yet"
+            shown = "what it said last" if before.at else "nothing yet"
             problem = f"The coordinator at {self.name} does not answer ({details(error)}): this page shows {shown}."
             return replace(before, history=self._history, problem=problem, reading=0)
+        if self._history.done is not None:
+            _less_the_wait_after(status, self._history.done.time, time.time())
         if not cost.done:
             self._sample(status, cost.as_of)
         elif self._kept is not None and whole and self._history.begun:
@@ -150,6 +154,8 @@ class Live:
         try:
             answer = cleaned(self._stub.ListLogLines(request, timeout=PATIENCE))
         except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                return LogLines(problem="This coordinator runs a version of Culm that keeps no log lines of nodes.")
             return LogLines(problem=f"The coordinator tells no log lines: {details(error)}")
         return LogLines(tuple(answer.lines), tuple(natural_order(answer.nodes)))
 
@@ -159,6 +165,12 @@ class Live:
         except grpc.RpcError as error:
             return f"{node} was not preempted: {details(error)}"
         return f"{node} (process {pid}) is preempted"
+
+
+def _less_the_wait_after(status: pb.GetStatusResponse, end: float, now: float) -> None:
+    """Nodes that keep the weights of a run that is over wait: that is no part of where its time went."""
+    for node in status.nodes:
+        node.times.idle = max(0.0, node.times.idle - max(0.0, now - end))
 
 
 def _place(event: pb.ListEventsResponse | None) -> Place:

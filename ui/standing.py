@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from datetime import UTC, tzinfo
 
 from culm.pipeline.epochs import in_words
+from culm.pipeline.money.example_prices import WORDS as EXAMPLE_PRICES
+from culm.pipeline.money.example_prices import at_example_prices
 from culm.protos import coordinator_pb2 as pb
 from culm.ui.look import Look
 from culm.ui.words import counted, moment, money, seconds_left, span
@@ -33,7 +35,11 @@ def is_done(look: Look) -> bool:
 
 def has_price(cost: pb.GetCostResponse) -> bool:
     """Whether there is a price of any node: without one nothing is known of what the run costs."""
-    return bool(cost.dollars) or not cost.unpriced
+    return bool(cost.dollars) or (len(cost.nodes) > 0 and not cost.unpriced)
+
+
+def _made_up(cost: pb.GetCostResponse) -> str:
+    return f" at {EXAMPLE_PRICES}" if at_example_prices(cost.nodes) else ""
 
 
 def standing(look: Look) -> Standing:
@@ -42,7 +48,7 @@ def standing(look: Look) -> Standing:
     share = status.step / status.steps if status.steps else None
     if is_done(look):
         ended = f", after {span(history.done.time - history.begun)}" if history.done and history.begun else ""
-        paid = f", for {money(look.cost.dollars)}" if has_price(look.cost) else ""
+        paid = f", for {money(look.cost.dollars)}{_made_up(look.cost)}" if has_price(look.cost) else ""
         trained = f"{status.step or history.steps_done():,} steps{ended}{paid}"
         return Standing(word="finished", tone="good", name=name, told=trained, share=1.0)
     where = f"step {status.step:,} of {status.steps:,}" if status.steps else "no step yet"
@@ -53,6 +59,8 @@ def standing(look: Look) -> Standing:
         return Standing(word="failed", tone="bad", name=name, told=where, share=share)
     if not status.phase:
         return Standing(word="no answer", tone="leaving", name=name, told="", share=None)
+    if look.problem:
+        return Standing(word="no answer", tone="leaving", name=name, told=f"{where} when it last answered", share=share)
     if look.ended:
         return Standing(word="broke off", tone="leaving", name=name, told=where, share=share)
     if status.phase == "waiting":
@@ -65,11 +73,13 @@ def standing(look: Look) -> Standing:
     return Standing(word=word, tone=tone, name=name, told=where + rest, share=share)
 
 
-def alerts(look: Look) -> list[tuple[str, str]]:
+def alerts(look: Look, zone: tzinfo = UTC) -> list[tuple[str, str]]:
     """What everybody has to know now: (tone, words)."""
     status, found = look.status, []
     if look.problem and not (is_over(look) and look.status.phase):
-        found.append(("leaving", look.problem))
+        found.append(
+            ("leaving", f"{look.problem}{f' It last answered at {moment(look.at, zone)}.' if look.at else ''}")
+        )
     elif look.problem:
         found.append(("resting", "The coordinator does not answer any more. The run is over: this is how it ended."))
     if look.reading:
@@ -124,7 +134,7 @@ def result(look: Look, zone: tzinfo = UTC) -> list[tuple[str, str]]:
         step, values = max(history.evaluations.items())
         found.append((f"evaluated after step {step:,}", ", ".join(f"{n} {v:.4g}" for n, v in values.items())))
     known = has_price(cost)
-    parts = [f"{money(cost.dollars)} in all" if known else "no price is known"]
+    parts = [f"{money(cost.dollars)} in all{_made_up(cost)}" if known else "no price is known"]
     if known and cost.samples:
         parts.append(f"{money(cost.dollars_per_thousand_samples)} for 1,000 samples")
     if known and cost.tokens:
@@ -148,9 +158,13 @@ def weights(look: Look) -> str:
         return history.fetched.text
     if status.kept_seconds > 0 and not look.problem:
         dollars = look.cost.dollars_per_hour * status.kept_seconds / 3600
-        costs = f", which costs {money(dollars)}" if dollars else ""
+        costs = f", which costs {money(dollars)}{_made_up(look.cost)}" if dollars else ""
         return f"on the nodes, for {span(status.kept_seconds)} more{costs}: culm weights --out FILE fetches them"
     newest = f"; the newest checkpoint is of step {at:,}: {folder}" if folder else ""
     if not is_done(look):
         return f"training did not come to its end{newest}"
+    if look.problem and status.nodes:
+        return (
+            f"on the nodes, when the coordinator was last heard; the log names no checkpoint of the last step{newest}"
+        )
     return f"the nodes have gone, and the log names no checkpoint of the last step{newest}"

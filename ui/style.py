@@ -59,7 +59,7 @@ table.culm-table { border-collapse: collapse; width: 100%; font-size: 0.92rem; }
 table.culm-table caption { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }
 table.culm-table th, table.culm-table td { text-align: left; padding: 0.28rem 0.9rem 0.28rem 0; border: 0;
   border-bottom: 1px solid var(--culm-line); vertical-align: top; font-weight: 400; white-space: nowrap; }
-table.culm-table td:last-child { white-space: normal; min-width: 16rem; }
+table.culm-table td:last-child:not(.culm-number) { white-space: normal; min-width: 16rem; }
 table.culm-table thead th { color: var(--culm-muted); font-size: 0.82rem; }
 table.culm-table tbody th { font-weight: 600; }
 table.culm-table .culm-number { text-align: right; }

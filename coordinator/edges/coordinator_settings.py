@@ -46,6 +46,7 @@ class CoordinatorSettings:
         """The part that decisions depend on."""
         job = self.job
         return Settings(
+            coordinator=self.name,
             stages=job.pipeline.stages,
             microbatches=job.pipeline.microbatches,
             pipelines=job.pipeline.pipelines,

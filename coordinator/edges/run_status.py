@@ -74,6 +74,7 @@ class RunStatus:
             budget=limits.limits_of(state).budget,
             stop_at=limits.limits_of(state).stop_at,
             unpriced=state.spending.unpriced if state.spending is not None else (),
+            coordinator=state.settings.coordinator,
             saving=state.saving is not None,
             saving_step=(state.saving.step or 0) if state.saving is not None else 0,
             awaited=watchdog.waited_for(state, now) if state.watch.stalled and state.plan is not None else "",

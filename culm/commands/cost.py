@@ -10,6 +10,8 @@ import grpc
 
 from culm.pipeline.errors import JobError
 from culm.pipeline.money.codec import Reader, of_lines
+from culm.pipeline.money.example_prices import WORDS as EXAMPLE_PRICES
+from culm.pipeline.money.example_prices import at_example_prices
 from culm.pipeline.money.ledger import Ledger
 from culm.pipeline.rpc.channel import details
 from culm.pipeline.text import cleaned
@@ -102,6 +104,8 @@ def in_words(figures: pb.GetCostResponse) -> list[str]:
     lines = [f"so far          ${figures.dollars:.4f}, now {hour}"]
     if figures.done:  # its nodes may stay for their weights, at a price; others may have gone long ago
         lines = [f"whole run       ${figures.dollars:.4f}, {hour} at its end; what came after is not counted"]
+    if at_example_prices(figures.nodes):
+        lines.append(f"{EXAMPLE_PRICES}  made up, for trying Culm on one machine: nobody pays them")
     if figures.samples:
         lines.append(f"1,000 samples   ${figures.dollars_per_thousand_samples:.5f}")
     if figures.tokens:

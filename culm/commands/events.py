@@ -2,17 +2,20 @@
 
 import argparse
 from collections.abc import Callable
+from datetime import UTC, datetime
 
 import grpc
 
 from culm.pipeline.errors import JobError
-from culm.pipeline.money.codec import to_line
+from culm.pipeline.money.codec import Reader, to_line
 from culm.pipeline.money.kinds import KINDS, Used
 from culm.pipeline.rpc.channel import details
 from culm.pipeline.text import cleaned
 from culm.protos import coordinator_pb2 as pb
 from culm.terminal import flags, interrupts
 from culm.terminal.client import connect
+
+COST_SECONDS = 5.0  # for the coordinator's answer
 
 
 def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -21,7 +24,8 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         help="what happened, and why",
         description="Lists the run's events, each with its reason: in colours on a terminal, else as plain text. "
         "docs/events.md explains every kind.",
-        epilog="examples:\n  culm events --follow\n  culm events --kind lost,plan\n  culm events --json > run.jsonl",
+        epilog="examples:\n  culm events --follow\n  culm events --kind lost,plan\n"
+        "  culm events --incidents\n  culm events --json > run.jsonl",
     )
     flags.add_coordinator(parser)
     parser.add_argument("--follow", action="store_true", help="print new events as they happen, until Ctrl-C")
@@ -34,11 +38,17 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     every = "print usage too: where each node's time went, every minute or more often"
     parser.add_argument("--all", action="store_true", help=every)
     parser.add_argument("--json", action="store_true", help="print one JSON object a line, of every kind")
+    blocks = (
+        "print what went wrong alone, a block each: what was lost, why, how long it took, what was redone, its cost"
+    )
+    parser.add_argument("--incidents", action="store_true", help=blocks)
     parser.set_defaults(command=events)
 
 
 def events(arguments: argparse.Namespace) -> int:
     interrupts.interrupt()
+    if arguments.incidents:
+        return incidents(arguments)
     write = _print_json if arguments.json else _lines()
     channel, stub = connect(arguments.coordinator)
     with channel:
@@ -49,9 +59,38 @@ def events(arguments: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             return 0
         except grpc.RpcError as error:
-            mend = "call this again if the run goes on; else the coordinator's log says why it ended"
-            raise JobError(f"the events broke off: {details(error)}", arguments.coordinator, mend) from error
+            raise _broken_off(error, arguments.coordinator) from error
     return 0
+
+
+def incidents(arguments: argparse.Namespace) -> int:
+    """What went wrong so far, in the dashboard's words."""
+    from rich.console import Console
+
+    from culm.terminal import incident_blocks
+    from culm.ui.incidents import Incidents
+
+    if arguments.follow or arguments.json or arguments.all or arguments.kind is not None:
+        mend = "leave out --follow, --kind, --all and --json, or leave out --incidents"
+        raise JobError("incidents are made of all events so far", "--incidents", mend)
+    found, reader = Incidents(), Reader("the incidents")
+    channel, stub = connect(arguments.coordinator)
+    with channel:
+        try:
+            for event in stub.ListEvents(pb.ListEventsRequest(from_sequence=1)):
+                reader.read(cleaned(event), found.take)
+            cost = cleaned(stub.GetCost(pb.GetCostRequest(), timeout=COST_SECONDS))
+        except KeyboardInterrupt:
+            return 0
+        except grpc.RpcError as error:
+            raise _broken_off(error, arguments.coordinator) from error
+    incident_blocks.write(Console(), found.found, cost, datetime.now().astimezone().tzinfo or UTC)
+    return 0
+
+
+def _broken_off(error: grpc.RpcError, coordinator: str) -> JobError:
+    mend = "call this again if the run goes on; else the coordinator's log says why it ended"
+    return JobError(f"the events broke off: {details(error)}", coordinator, mend)
 
 
 def is_wanted(kind: str, arguments: argparse.Namespace) -> bool:

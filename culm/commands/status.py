@@ -9,6 +9,8 @@ import grpc
 from culm.pipeline.epochs import epoch_of, in_words
 from culm.pipeline.errors import JobError
 from culm.pipeline.instruction import Duty
+from culm.pipeline.money.example_prices import WORDS as EXAMPLE_PRICES
+from culm.pipeline.money.example_prices import at_example_prices
 from culm.pipeline.rpc.channel import details
 from culm.pipeline.text import cleaned
 from culm.protos import coordinator_pb2 as pb
@@ -37,6 +39,7 @@ def as_json(response: pb.GetStatusResponse) -> dict[str, object]:
         "checkpoint_fault": response.checkpoint_fault,
         "generation": response.generation,
         "term": response.term,
+        "coordinator": response.coordinator,
         "era": response.era,
         "step": response.step,
         "steps": response.steps,
@@ -97,8 +100,12 @@ def status(arguments: argparse.Namespace) -> int:
     loss = "-" if math.isnan(response.loss) else f"{response.loss:.4f}"
     print(f"{response.job}: {_phase(response)}")
     speed, money = f"{response.samples_per_second:.0f} samples/s", f"${response.cost:.4f} so far"
+    if at_example_prices(response.nodes):
+        money += f", {EXAMPLE_PRICES}"
     told = [f"step {response.step}/{response.steps}", in_words(response, response.step), f"loss {loss}", speed, money]
     print("  ".join(filter(None, told)))
+    if response.coordinator and response.term > 1:  # another one led before: whoever looks wants to know which
+        print(f"coordinator {response.coordinator} leads, in term {response.term}")
     if response.checkpoint_fault:
         print(response.checkpoint_fault)
     if response.budget and response.unpriced:

@@ -18,6 +18,8 @@ from rich.text import Text
 
 from culm.pipeline.epochs import in_words
 from culm.pipeline.money.codec import Entry
+from culm.pipeline.money.example_prices import WORDS as EXAMPLE_PRICES
+from culm.pipeline.money.example_prices import at_example_prices
 from culm.pipeline.text import natural_order
 from culm.protos import coordinator_pb2 as pb
 from culm.terminal.progress import OTHER, STATE_STYLES, duties_in_words, standbys_in_words
@@ -108,7 +110,12 @@ def _head(look: Look, width: int) -> Iterator[RenderableType]:
     goodput = f"goodput {cost.useful_seconds / cost.seconds:.1%}" if cost.seconds else ""
     hour = f"{money(cost.dollars_per_hour)} an hour {'at the end' if cost.done else 'now'}"
     plan = f"plan {status.generation}, term {status.term}"
-    yield _cut(Text("  ".join(filter(None, (money(cost.dollars), hour, goodput, in_words(status, status.step), plan)))))
+    made_up = EXAMPLE_PRICES if at_example_prices(cost.nodes) else ""
+    yield _cut(
+        Text(
+            "  ".join(filter(None, (money(cost.dollars), hour, made_up, goodput, in_words(status, status.step), plan)))
+        )
+    )
 
 
 def _problems(look: Look) -> Iterator[Text]:

@@ -23,7 +23,7 @@ class Joined(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attached(Event):
-    """A node's order stream had broken, and is open again."""
+    """A node's connection to the coordinator had broken, and is open again."""
 
     kind = "attached"
     node: Node

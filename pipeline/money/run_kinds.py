@@ -135,3 +135,4 @@ class TookOver(Event):
     """A new coordinator has heard from every node, or has waited for them long enough."""
 
     kind = "recovered_coordinator"
+    coordinator: Annotated[str, "its name: its container's, its pod's, or its host's; empty in an older log"] = ""

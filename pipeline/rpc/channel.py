@@ -1,11 +1,17 @@
 """gRPC options: a dead peer is noticed at once, a frozen one after the patience; no two servers share a port."""
 
+import re
+
 import grpc
 
 from culm.pipeline.patience import DEFAULT, Patience
 from culm.pipeline.text import told
 
 Options = list[tuple[str, int]]
+# What gRPC says where nobody listens: the address is all that a reader wants of it.
+UNREACHED = re.compile(
+    r"failed to connect to all addresses; last error: \w+: ipv[46]:(\S+): Failed to connect to remote host: (.*)", re.S
+)
 
 
 def _keepalive(patience: Patience) -> Options:
@@ -44,4 +50,4 @@ def server_options(patience: Patience = DEFAULT) -> Options:
 def details(error: grpc.RpcError) -> str:
     """What a failed call says, in words."""
     said = getattr(error, "details", None)
-    return told(str(said()) if callable(said) else str(error))
+    return told(UNREACHED.sub(r"no connection to \1: \2", str(said()) if callable(said) else str(error)))

@@ -215,7 +215,7 @@ class Orders:
                 # One that was welcomed before may hold what the run needs: it waits for the run's own coordinator.
                 if error.code() is grpc.StatusCode.PERMISSION_DENIED and not self._term:
                     return f"the coordinator at {self._coordinator} refuses this node: {details(error)}"
-                self._warn_once(f"the order stream to {self._coordinator} broke: {details(error)}")
+                self._warn_once(f"the connection to the coordinator at {self._coordinator} broke: {details(error)}")
             finally:
                 self._left()
         return ""
@@ -294,7 +294,7 @@ class Orders:
             if self._up is None:  # its Welcome was refused, as the next one will be
                 self._warn_once(f"this node does not attend the coordinator at {self._coordinator}: {error}")
             else:
-                SELDOM.say(self._coordinator, f"the order stream is opened anew: {error}")
+                SELDOM.say(self._coordinator, f"the connection to the coordinator is opened anew: {error}")
         finally:
             call.cancel()
             up.put(None)

@@ -49,5 +49,8 @@ def test_the_coordinator_and_redis_killed_again_and_again_change_nothing(tmp_pat
     assert kinds.count("joined") == 3, "no node was restarted"
     assert kinds.count("recovered_coordinator") == COORDINATOR_KILLS
     assert "lost" not in kinds
+    took_over = next(event for event in events if event.kind == "recovered_coordinator")
+    assert took_over.text.startswith("coordinator local took over: ")
+    assert took_over.fields["coordinator"] == "local"
     sequences = [event.sequence for event in events]
     assert sequences == sorted(set(sequences)), "every event once, in order, over all terms"

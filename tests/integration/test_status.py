@@ -45,6 +45,8 @@ def test_how_long_stages_were_exposed_is_told_from_the_same_log(
     for stage, seconds in windows.items():
         expected = {"count": len(seconds), "longest_seconds": max(seconds), "total_seconds": sum(seconds)}
         assert told["exposure_windows"][stage] == pytest.approx(expected)
+        assert "so far, example prices" in words
+        assert told["coordinator"] == "local"
         assert f"stage {stage} was without a hot standby once, for {seconds[0]:.1f} s in all" in words
 
 

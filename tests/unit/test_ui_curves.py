@@ -6,9 +6,14 @@ import pytest
 
 from culm.protos import coordinator_pb2 as pb
 from culm.ui.charts import curve_alt, curve_data, curve_spec, split_columns, split_rows, trend_data, trend_spec
-from culm.ui.curves import BINS, View, axis_title, curves, marks, since_of
+from culm.ui.curves import BINS, View, axis_title, binned, curves, marks, since_of
 from culm.ui.trends import Point
 from tests.unit.test_ui_history import START, a_run_with_a_lost_node, event, folded
+
+
+def test_the_figure_beside_a_curve_is_the_newest_value_itself() -> None:
+    curve = binned("loss", [0.0, 1.0, 2.0, 3.0], [4.0, 3.0, 2.0, 1.0], bins=2)
+    assert (curve.mean[-1], curve.last) == (1.5, 1.0)
 
 
 def test_a_long_curve_is_thinned_and_keeps_its_end_and_its_spikes() -> None:

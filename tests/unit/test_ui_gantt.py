@@ -10,6 +10,7 @@ from culm.pipeline.critical_path import critical_path
 from culm.pipeline.ideal_step import ideal_of
 from culm.pipeline.schedule import Schedule
 from culm.pipeline.timetable import USES, Timetable
+from culm.ui.charts import config
 from culm.ui.gantt import MOST, WAITING, gantt, path_lines, shares
 from culm.ui.palette import WORK
 from tests.unit.hand_made import a_step, lanes
@@ -27,6 +28,23 @@ def test_every_node_has_a_row_and_its_ideal_has_one() -> None:
     assert "0F0" in {text["what"] for text in names["data"]["values"]}
     assert commit["data"]["values"][0]["at"] == 10_150.0
     assert all(0.0 <= bar["begin"] <= bar["end"] <= 10_500.0 for bar in bars["data"]["values"])
+
+
+def test_a_name_is_shown_where_its_bar_has_room_for_it() -> None:
+    _, names, _ = gantt(a_step(), None)["layer"]
+    shown = names["encoding"]["opacity"]
+    assert "scale('x', datum.ms)" in shown["condition"]["test"], "by pixels, so also on a phone and after zooming"
+    assert shown["value"] == 0
+    assert all(text["ms"] > 0 for text in names["data"]["values"])
+
+
+def test_it_looks_as_the_other_charts_do() -> None:
+    spec = gantt(a_step(), None, "dark")
+    assert spec["config"] == config("dark")
+    titles = {layer["encoding"]["x"]["title"] for layer in spec["layer"]}
+    assert titles == {"milliseconds since the step began"}, "layers without one would take it from the others"
+    legend = spec["layer"][0]["encoding"]["color"]["legend"]
+    assert legend["columns"] * legend["labelLimit"] <= 360, "a phone shows all of it"
 
 
 def test_every_use_but_the_gaps_has_a_colour_of_its_own() -> None:
@@ -73,6 +91,7 @@ def test_the_page_shows_a_step() -> None:
     assert "n2 does not answer" in app.warning[0].value
     assert "steps 3 to 7" in app.caption[0].value
     assert len(app.dataframe) == 2
+    assert "1.18 times the ideal" in words(app)
 
 
 RECORDED = """
@@ -87,6 +106,7 @@ def test_a_recording_has_no_timetable() -> None:
     app = AppTest.from_string(RECORDED, default_timeout=60.0).run()
     assert not app.exception
     assert "There is none in a recording" in words(app)
+    assert not app.number_input, "there is no step to choose"
 
 
 LIVE = """
@@ -103,7 +123,7 @@ class Somebody:
         status = pb.GetStatusResponse(phase="running")
         status.plan.stages.add(first_layer=0, end_layer=1, owners=["n0"])
         status.plan.members.add(node="n0", incarnation=1, address={address!r})
-        return Look(status=status, at=1.0)
+        return Look(status=status, at=1.0, problem={problem!r})
 
 timetable.show(Somebody())
 """
@@ -114,7 +134,9 @@ def test_a_node_is_asked(tmp_path: Path) -> None:
 
     server, address = served(5)
     try:
-        app = AppTest.from_string(LIVE.format(name=str(tmp_path), address=address), default_timeout=60.0).run()
+        app = AppTest.from_string(
+            LIVE.format(name=str(tmp_path), address=address, problem=""), default_timeout=60.0
+        ).run()
         assert not app.exception
         assert "Step 4" in figures(app)
         app.number_input(key="timetable_step").set_value(2).run()
@@ -126,10 +148,18 @@ def test_a_node_is_asked(tmp_path: Path) -> None:
 
 
 def test_nobody_answers(tmp_path: Path) -> None:
-    script = LIVE.format(name=str(tmp_path), address="127.0.0.1:1")
+    script = LIVE.format(name=str(tmp_path), address="127.0.0.1:1", problem="")
     app = AppTest.from_string(script, default_timeout=60.0).run()
     assert not app.exception
     assert "no node answers" in app.warning[0].value
+
+
+def test_nobody_is_asked_once_the_run_is_over_and_all_have_gone(tmp_path: Path) -> None:
+    script = LIVE.format(name=str(tmp_path), address="127.0.0.1:1", problem="nobody answers").replace("running", "done")
+    app = AppTest.from_string(script, default_timeout=60.0).run()
+    assert not app.exception
+    assert not app.warning
+    assert "nobody tells timetables any more" in words(app)
 
 
 @pytest.mark.parametrize("ideal", [True, False])

@@ -77,6 +77,13 @@ def test_another_coordinator_and_a_stall_are_incidents_until_the_next_commit() -
     assert stall.resume_ms == pytest.approx(2000.0)
 
 
+def test_a_coordinator_that_takes_over_is_named_where_the_log_names_it() -> None:
+    older = event(15, 12, "recovered_coordinator", 5)
+    named = event(16, 13, "recovered_coordinator", 5, coordinator="culm-0")
+    titles = [each.title for each in folded([*a_run_with_a_lost_node(), older, named]).incidents[1:]]
+    assert titles == ["Another coordinator took over", "Coordinator culm-0 took over"]
+
+
 def test_what_it_cost_is_found_by_its_node_and_time() -> None:
     (lost,) = folded(a_run_with_a_lost_node()).incidents
     charges = [

@@ -1,6 +1,7 @@
 """Every page, run by Streamlit itself without a browser, on a run with a lost node."""
 
 import re
+from datetime import UTC
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from culm.pipeline.money.codec import to_line
+from culm.protos import coordinator_pb2 as pb
+from culm.ui.screens.cost import bill
 from tests.unit.test_ui_history import START, a_run_with_a_lost_node, event
 
 PATIENCE = 60.0
@@ -177,10 +180,55 @@ def test_no_cell_of_a_table_is_none(log: Path) -> None:
             assert not table.value.isna().any().any(), name
 
 
-def test_nothing_can_be_preempted_where_that_is_not_allowed(log: Path) -> None:
+LIVE = """
+from dataclasses import replace
+from pathlib import Path
+from culm.ui.recorded import Recorded
+from culm.ui.screens.widgets import preempt
+
+class Live(Recorded):
+    recorded = False
+
+    def look(self):
+        return replace(super().look(), problem={problem!r})
+
+preempt(Live(Path({log!r}), clock=iter([0.0] + [7.5] * 100).__next__))
+"""
+
+
+@pytest.mark.parametrize("problem", ["", "The coordinator does not answer."])
+def test_nothing_can_be_preempted_where_that_is_not_allowed(log: Path, problem: str) -> None:
+    app = AppTest.from_string(LIVE.format(log=str(log), problem=problem), default_timeout=PATIENCE).run()
+    assert not app.exception
+    assert not app.button
+    assert ("--allow-kill" in words(app)) is not bool(problem)
+
+
+def test_of_a_recorded_run_nothing_is_said_about_preempting(log: Path) -> None:
     app = page("nodes", log)
     assert not app.button
-    assert "--allow-kill" in words(app)
+    assert "--allow-kill" not in words(app)
+
+
+def test_a_bill_ends_with_the_run() -> None:
+    assert bill(pb.NodeCost(node="n0", joined=1.0), UTC, over=True)["to"] == "the run's end"
+    assert bill(pb.NodeCost(node="n0", joined=1.0), UTC)["to"] == "now"
+
+
+NEVER = """
+from culm.ui.screens import {page}
+from culm.ui.source import Live
+{page}.show(Live("127.0.0.1:1"))
+"""
+
+
+@pytest.mark.parametrize(("name", "said"), [("cost", "No node has joined yet."), ("events", "No event is known yet.")])
+def test_where_nobody_has_ever_answered_there_is_no_empty_table(name: str, said: str) -> None:
+    app = AppTest.from_string(NEVER.format(page=name), default_timeout=PATIENCE).run()
+    assert not app.exception
+    assert not app.dataframe
+    assert said in words(app)
+    assert figures(app).get("Spent", "–") == "–"
 
 
 def test_the_cost_page_has_a_bill_for_every_node_and_names_those_without_a_price(log: Path) -> None:

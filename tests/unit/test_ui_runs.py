@@ -29,6 +29,10 @@ def test_every_log_is_a_run_and_a_bad_one_says_so(folder: Path) -> None:
     assert (told["first"]["steps"], told["first"]["incidents"], told["first"]["seconds"]) == (5, 1, 11.0)
 
 
+def test_a_run_without_a_price_has_no_cost(folder: Path) -> None:
+    assert row(Runs(folder).all()[0])["dollars"] is None
+
+
 def test_a_file_that_has_changed_is_read_anew(folder: Path) -> None:
     runs = Runs(folder)
     before = {run.name: run for run in runs.all()}

@@ -156,7 +156,7 @@ def test_the_log_of_a_run_that_has_ended_is_kept_once(dashboard: Dashboard, tmp_
 def test_log_lines_of_a_coordinator_and_of_an_older_one(dashboard: Dashboard) -> None:
     found = dashboard.live.log_lines("", "info")
     assert found.lines == ()
-    assert found.problem.startswith("The coordinator tells no log lines: ")
+    assert "keeps no log lines" in found.problem
     kept = pb.KeptLine(sequence=1, node="n0", line=pb.LogLine(number=1, text="a\x1b[31mb"))
     asked: list[pb.ListLogLinesRequest] = []
 
@@ -169,3 +169,22 @@ def test_log_lines_of_a_coordinator_and_of_an_older_one(dashboard: Dashboard) ->
     assert [line.line.text for line in found.lines] == ["ab"]
     assert found.nodes == ("n2", "n10")
     assert (asked[0].node, asked[0].at_least) == ("n0", pb.LOG_LEVEL_WARNING)
+
+
+def test_the_wait_after_the_end_is_no_part_of_where_the_time_went(dashboard: Dashboard) -> None:
+    status = pb.GetStatusResponse()
+    status.nodes.add(id="n0").times.idle = 100.0
+    status.nodes.add(id="n1").times.idle = 20.0  # it joined after the end
+    source._less_the_wait_after(status, 1000.0, 1090.0)
+    assert [node.times.idle for node in status.nodes] == [10.0, 0.0]
+
+
+def test_a_coordinator_that_keeps_no_log_lines_is_told_in_words(dashboard: Dashboard) -> None:
+    assert dashboard.live.log_lines("", "info").problem == (
+        "This coordinator runs a version of Culm that keeps no log lines of nodes."
+    )
+
+
+def test_where_nobody_listens_the_address_is_told_and_no_more() -> None:
+    problem = Live("127.0.0.1:1").look().problem
+    assert "(no connection to 127.0.0.1:1: Connection refused)" in problem

@@ -28,6 +28,20 @@ def test_a_run_that_goes_on() -> None:
     assert not is_over(look())
 
 
+def test_of_a_run_whose_coordinator_is_away_only_the_past_is_told() -> None:
+    now = standing(replace(look(at=9.5), problem="The coordinator does not answer."))
+    assert (now.word, now.tone) == ("no answer", "leaving")
+    assert now.told == "step 5 of 10 when it last answered", "nobody knows how long the rest takes"
+    told = alerts(replace(look(at=9.5), problem="The coordinator does not answer."))
+    assert told[0] == ("leaving", "The coordinator does not answer. It last answered at 1970-01-12 13:46:49.")
+
+
+def test_the_weights_may_still_be_there_when_the_coordinator_is_not() -> None:
+    away = replace(look(DONE), problem="The coordinator does not answer.")
+    away.status.nodes.add(id="n0")
+    assert dict(result(away))["weights"].startswith("on the nodes, when the coordinator was last heard")
+
+
 def test_a_finished_run_is_a_success_whoever_has_gone() -> None:
     done = look(DONE)
     gone = replace(done, status=pb.GetStatusResponse(job="gpt", phase="done", step=10, steps=10, detail="no node"))

@@ -4,6 +4,7 @@ from datetime import tzinfo
 
 import streamlit as st
 
+from culm.pipeline.money.example_prices import EXPLAINED, at_example_prices
 from culm.protos import coordinator_pb2 as pb
 from culm.ui import markup, palette
 from culm.ui.charts import bar_columns, bar_spec
@@ -22,7 +23,7 @@ from culm.ui.screens.widgets import (
     zone_note,
 )
 from culm.ui.source import Source
-from culm.ui.standing import has_price
+from culm.ui.standing import has_price, is_over
 from culm.ui.words import clock, moment, money, size, span, worth
 
 NAMED = 6  # nodes without a price that a warning names
@@ -39,11 +40,13 @@ def figures(source: Source) -> None:
     look = source.look()
     banner(look)
     st.html(markup.figures(told(look)))
+    if at_example_prices(look.cost.nodes):
+        st.html(markup.note(EXPLAINED))
     unpriced = list(look.cost.unpriced)
     if unpriced:
         more = f" and {len(unpriced) - NAMED} more" if len(unpriced) > NAMED else ""
         names = ", ".join(unpriced[:NAMED]) + more
-        words = f"No price is known for {names}, so they count as free. Give the coordinator a table with --prices."
+        words = f"No price is known for {names}: counted as free. Give the coordinator a table with --prices."
         st.html(markup.alerts([("leaving", words)]))
 
 
@@ -88,8 +91,11 @@ def bills(source: Source) -> None:
     else:
         st.html(markup.note("No interruption has cost anything so far."))
     st.html(markup.chart_title("bills", ""))
-    rows = [bill(node, here) for node in cost.nodes]
-    st.dataframe(rows, hide_index=True, width="stretch", height=height_of(rows), key="bills", alt="Bills")
+    rows = [bill(node, here, is_over(look)) for node in cost.nodes]
+    if rows:
+        st.dataframe(rows, hide_index=True, width="stretch", height=height_of(rows), key="bills", alt="Bills")
+    else:
+        st.html(markup.note("No node has joined yet."))
     st.html(markup.note(f"Every figure comes from the event log. docs/cost.md has the formulas. {zone_note(look)}"))
 
 
@@ -104,7 +110,7 @@ def lost(x: pb.InterruptionCost, zone: tzinfo) -> dict[str, str]:
     }
 
 
-def bill(node: pb.NodeCost, zone: tzinfo) -> dict[str, str]:
+def bill(node: pb.NodeCost, zone: tzinfo, over: bool = False) -> dict[str, str]:
     machine = node.machine
     until = node.ended
     return {
@@ -112,7 +118,7 @@ def bill(node: pb.NodeCost, zone: tzinfo) -> dict[str, str]:
         "machine": " ".join(filter(None, (machine.provider, machine.instance_type, machine.market))),
         "zone": machine.zone,
         "from": moment(node.joined, zone),
-        "to": clock(until, zone) if until else "now",
+        "to": clock(until, zone) if until else "the run's end" if over else "now",
         "for": span(until - node.joined) if until else "",
         "$/h": f"{node.price_per_hour:.2f}" if node.price_per_hour else "–",
         "on demand": f"{node.on_demand_per_hour:.2f}" if node.on_demand_per_hour else "–",

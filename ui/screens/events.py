@@ -7,7 +7,7 @@ import streamlit as st
 from culm.pipeline.money.codec import Entry
 from culm.pipeline.money.kinds import FREQUENT, KINDS
 from culm.ui import markup
-from culm.ui.screens.widgets import TABLE_SECONDS, TEXT_SECONDS, panel, show_banner, zone, zone_note
+from culm.ui.screens.widgets import TABLE_SECONDS, TEXT_SECONDS, height_of, panel, show_banner, zone, zone_note
 from culm.ui.source import Source
 from culm.ui.words import moment
 
@@ -28,11 +28,15 @@ def listing(source: Source) -> None:
     look = source.look()
     here = zone()
     events = chosen(look.history.notable, st.session_state.get("kinds") or [], st.session_state.get("words") or "")
+    rows = [row(event, here) for event in events[: -SHOWN - 1 : -1]]
+    if not rows:
+        st.html(markup.note("No event is known yet." if not look.history.notable else "No event is of this kind."))
+        return
     st.dataframe(
-        [row(event, here) for event in events[: -SHOWN - 1 : -1]],
+        rows,
         hide_index=True,
         width="stretch",
-        height=560,
+        height=height_of(rows, 560),
         key="events",
         column_config={name: st.column_config.Column(width=width) for name, width in WIDTHS.items()},
         alt="Events, the newest first",

@@ -7,9 +7,11 @@ from functools import partial
 import streamlit as st
 
 from culm.pipeline.money.codec import Entry
-from culm.pipeline.money.kinds import Differed
+from culm.pipeline.money.example_prices import WORDS as EXAMPLE_PRICES
+from culm.pipeline.money.example_prices import at_example_prices
 from culm.ui import markup
 from culm.ui.curves import View
+from culm.ui.incident_facts import facts, origin_of
 from culm.ui.incidents import Incident
 from culm.ui.look import Look
 from culm.ui.screens import log_lines
@@ -28,14 +30,6 @@ TONES = {
     "coordinator": "apart",
 }
 AROUND_SECONDS = 30.0  # before and after an incident, in its charts at least
-ORIGINS = {
-    "lost": "last sign of life",
-    "rollback": "last sign of life",
-    "differed": "last commit",
-    "handover": "notice",
-    "coordinator": "last event before",
-    "stall": "last commit",
-}
 EXPLAINED = (
     "Times of an incident count from one origin: for a lost node its last sign of life. Restored: every stage has two "
     "copies again. Redone: instructions that ran a second time. Cost: how much longer the step took than a calm one."
@@ -92,6 +86,7 @@ def told(look: Look) -> list[markup.Figure]:
     found, cost = look.history.incidents, look.cost
     resumed = sorted(i.resume_ms for i in found if i.resume_ms is not None and i.kind == "lost")
     kinds = Counter(i.kind for i in found)
+    made_up = EXAMPLE_PRICES if at_example_prices(cost.nodes) else ""
     back = sum(i.back_to is not None for i in found)
     return [
         ("Nodes lost", str(sum(i.lost for i in found)), counted(back, "rollback")),
@@ -99,7 +94,7 @@ def told(look: Look) -> list[markup.Figure]:
         ("Resumed after", milliseconds(resumed[len(resumed) // 2] if resumed else None), "median of lost nodes"),
         ("Instructions redone", f"{sum(i.redone or 0 for i in found):,}", ""),
         ("Time lost", f"{sum(x.seconds for x in cost.interruptions):.1f} s", ""),
-        ("Cost", money(sum(x.dollars for x in cost.interruptions)), ""),
+        ("Cost", money(sum(x.dollars for x in cost.interruptions)), made_up),
         ("Others", str(kinds["stall"] + kinds["coordinator"]), "stalls, coordinators"),
     ]
 
@@ -155,44 +150,12 @@ def detail(source: Source) -> None:
             origin = origin_of(incident) if incident.detect_ms is not None else "decided"
             st.html(markup.time_line(moments, origin, tone, clocks))
     with right:
-        st.html(markup.facts(facts(incident, look, here)))
+        charge = incident.charge(look.cost.interruptions)
+        st.html(markup.facts(facts(incident, charge, is_over(look), here, at_example_prices(look.cost.nodes))))
     draw_around(look, incident)
     log_lines.of_the_lost(source, incident)
     st.html(markup.table([story(entry, incident, here) for entry in incident.story], "What the log says of it"))
     st.html(markup.note(f"{EXPLAINED} {zone_note(look)}"))
-
-
-def origin_of(incident: Incident) -> str:
-    """What all its times count from, in words."""
-    return "last commit" if incident.kind == "rollback" and not incident.node else ORIGINS[incident.kind]
-
-
-def facts(incident: Incident, look: Look, zone: tzinfo) -> list[tuple[str, str]]:
-    charge = incident.charge(look.cost.interruptions)
-    found = [("origin", f"{moment(incident.origin, zone)} ({origin_of(incident)})"), ("step", f"{incident.step:,}")]
-    event = incident.story[0].event
-    if isinstance(event, Differed):
-        found.append(("what differs", event.what))
-        found.append(("nodes that differ", event.nodes or "one of them has gone"))
-        found.append(("computes wrongly", event.found or "nobody can say yet"))
-    if incident.back_to is not None:
-        found.append(("went back to", f"step {incident.back_to:,}"))
-    if incident.stages:
-        found.append(("stages that it ran", incident.stages))
-    if incident.heir:
-        found.append(("heir", incident.heir))
-    if incident.kind in ("lost", "handover"):
-        found.append(("notice", span(incident.notice_seconds) if incident.notice_seconds is not None else "none"))
-    if incident.redone is not None:
-        found.append(("instructions redone", str(incident.redone)))
-    if charge is not None:
-        found.append(("time lost", f"{charge.seconds:.2f} s"))
-        found.append(("cost", money(charge.dollars)))
-    elif is_over(look) and incident.kind != "handover":
-        found.append(("cost", "no commit followed, which would have told it"))
-    elif incident.kind != "handover":
-        found.append(("cost", "not known yet: the next commit tells it"))
-    return found
 
 
 def story(entry: Entry, incident: Incident, zone: tzinfo) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """The newest log lines of nodes, also of those that are gone."""
 
+from collections.abc import Sequence
 from datetime import tzinfo
 
 import streamlit as st
@@ -37,7 +38,10 @@ def choose(source: Source) -> None:
 def listing(source: Source) -> None:
     node = st.session_state.get("log") or ALL
     found = source.log_lines("" if node == ALL else node, st.session_state.get("level") or "info")
-    st.html(_drawn(found, found.lines, "Log lines, the newest last", zone()))
+    lost = [] if node == ALL else [i for i in source.look().history.incidents if node in i.node.split(", ")]
+    since = found.lines[0].line.time if found.lines else 0.0
+    ends = [(incident.time, end(incident, node, zone())) for incident in lost if incident.time >= since]
+    st.html(_drawn(found, found.lines, "Log lines, the newest last", zone(), ends))
 
 
 def of_the_lost(source: Source, incident: Incident) -> None:
@@ -48,18 +52,32 @@ def of_the_lost(source: Source, incident: Incident) -> None:
         found = source.log_lines(node, "info")
         before = [kept for kept in found.lines if kept.heard <= incident.time + LATE_SECONDS]
         st.html(markup.chart_title(f"the last log lines of {node}", ""))
-        st.html(_drawn(found, before[-LAST:], f"The last log lines of {node}", zone()))
+        last = (incident.time + LATE_SECONDS, end(incident, node, zone()))  # also after a line that came late
+        st.html(_drawn(found, before[-LAST:], f"The last log lines of {node}", zone(), [last]))
 
 
-def _drawn(found: LogLines, lines: "list[pb.KeptLine] | tuple[pb.KeptLine, ...]", caption: str, here: tzinfo) -> str:
+def _drawn(
+    found: LogLines,
+    lines: Sequence[pb.KeptLine],
+    caption: str,
+    here: tzinfo,
+    ends: Sequence[tuple[float, markup.LogRow]] = (),
+) -> str:
+    """``ends``: when a process of the node was given up, and the line that says so."""
     if found.problem:
         return markup.note(found.problem)
     if not lines:
-        return markup.note(
-            "The coordinator has no such lines. It keeps the newest of each node, since it began itself."
-        )
-    rows = [row(kept, here) for kept in lines]
-    return markup.log(rows, caption) + markup.note(f"{counted(len(rows), 'line')}, the newest last.")
+        nothing = "The coordinator has no such lines: it keeps the newest of each node since its own start."
+        return (markup.log([row for _, row in ends], caption) if ends else "") + markup.note(nothing)
+    told = [(kept.line.time, row(kept, here)) for kept in lines]
+    rows = [each for _, each in sorted([*told, *ends], key=lambda pair: pair[0])]
+    return markup.log(rows, caption) + markup.note(f"{counted(len(told), 'line')}, the newest last.")
+
+
+def end(incident: Incident, node: str, here: tzinfo) -> markup.LogRow:
+    """The last line of a process: when it was given up, and why. The node itself cannot have logged it."""
+    tone = "leaving" if incident.kind == "handover" else "bad"
+    return markup.LogRow(clock(incident.time, here), node, incident.kind, tone, f"{incident.title}: {incident.why}")
 
 
 def row(kept: pb.KeptLine, here: tzinfo) -> markup.LogRow:

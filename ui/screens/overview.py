@@ -75,7 +75,9 @@ def told(look: Look) -> list[markup.Figure]:
 def _price(look: Look) -> markup.Figure:
     cost = look.cost
     if cost.tokens:
-        return ("A million tokens", worth(cost.dollars_per_million_tokens, has_price(cost)), f"{cost.tokens:,} so far")
+        so_far = "in all" if is_over(look) else "so far"
+        price = worth(cost.dollars_per_million_tokens, has_price(cost))
+        return ("A million tokens", price, f"{cost.tokens:,} {so_far}")
     price = worth(cost.dollars_per_thousand_samples, cost.samples > 0 and has_price(cost))
     return ("1,000 samples", price, f"{cost.samples:,} trained")
 

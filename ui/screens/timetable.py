@@ -11,9 +11,16 @@ from culm.ui import markup
 from culm.ui.gantt import gantt, in_words, path_lines, shares
 from culm.ui.screens.widgets import TEXT_SECONDS, panel, scheme, show_banner
 from culm.ui.source import Source
-from culm.ui.words import literal, milliseconds
+from culm.ui.standing import is_over
+from culm.ui.words import counted, literal, milliseconds
 
 EVERY = 10.0  # seconds between two looks at the newest step: a look asks every node
+PATH_EXPLAINED = (
+    "Each piece of work with the last thing that it needed. Travel: a tensor on its way. Taken: from there until it is "
+    "used. Between: from one piece of work to the next. Ready: until a whole gradient is reported. Commit: from the "
+    "last report to the commit. Applied: until its application begins."
+)
+NOTHING = "The nodes of a live run tell their timetables. There is none in a recording, nor before training."
 
 
 @st.cache_resource(ttl=EVERY - 1.0, max_entries=50, show_spinner=False)
@@ -24,15 +31,18 @@ def asked(name: str, step: int | None, _status: pb.GetStatusResponse) -> Gathere
 
 def show(source: Source) -> None:
     panel(show_banner, source, TEXT_SECONDS)
-    st.number_input("Step", min_value=0, value=None, placeholder="newest", key="timetable_step", width=200)
+    if source.look().status.plan.members:
+        st.number_input("Step", min_value=0, value=None, placeholder="newest", key="timetable_step", width=200)
     panel(picture, source, EVERY)
 
 
 def picture(source: Source) -> None:
     look = source.look()
     if not look.status.plan.members:
-        nothing = "The nodes of a live run tell their timetables. There is none in a recording, nor before training."
-        st.html(markup.note(nothing))
+        st.html(markup.note(NOTHING))
+        return
+    if look.problem and is_over(look):
+        st.html(markup.note("The run is over and its coordinator has gone: nobody tells timetables any more."))
         return
     wanted = st.session_state.get("timetable_step")
     try:
@@ -50,12 +60,16 @@ def shown(gathered: Gathered) -> None:
     legs = by_kind(path)
     travel, commit = legs.get(TRAVEL, (0.0, 0)), legs.get(COMMIT, (0.0, 0))
     best = ideal.seconds if ideal is not None else 0.0
-    taken = f"{timetable.seconds / best:.3f} of the ideal" if best else ""
+    taken = f"{timetable.seconds / best:.2f} times the ideal" if best else ""
     busiest = f"the busiest node works {milliseconds(ideal.busiest_seconds * 1e3)}" if ideal is not None else ""
     figures = [
         (f"Step {timetable.step}", milliseconds(timetable.seconds * 1e3), taken),
         ("Ideal", milliseconds(best * 1e3) if best else "–", busiest),
-        ("Waited for tensors to travel", milliseconds(travel[0] * 1e3), f"{travel[1]} times on the critical path"),
+        (
+            "Waited for tensors to travel",
+            milliseconds(travel[0] * 1e3),
+            f"{counted(travel[1], 'time')} on the critical path",
+        ),
         ("Waited for the commit", milliseconds(commit[0] * 1e3), "from the last report"),
     ]
     st.html(markup.figures(figures))
@@ -64,11 +78,12 @@ def shown(gathered: Gathered) -> None:
     chart = gantt(timetable, ideal, scheme())
     st.vega_lite_chart(None, chart, width="stretch", key="timetable", alt=in_words(timetable, ideal))
     st.caption(
+        "Bubble: a node waits for a tensor. Commit: its work is done, it waits for the commit. "
         f"The wheel zooms, dragging moves, a double click resets. Nodes have steps {gathered.kept.start} to "
         f"{gathered.kept.stop - 1}. `culm trace --step {timetable.step} --out FILE` writes the step for Perfetto."
     )
-    st.subheader("Where each node's time went, in ms")
+    st.html(markup.chart_title("where each node's time went", "in ms"))
     st.dataframe(shares(timetable, ideal), hide_index=True, width="stretch")
-    st.subheader("What the step waited for")
+    st.html(markup.chart_title("what the step waited for", "the critical path, the longest first"))
     st.dataframe(path_lines(path), hide_index=True, width="stretch")
-    st.caption("The critical path: each piece of work with the last thing that it needed. docs/timetable.md has more.")
+    st.html(markup.note(f"{PATH_EXPLAINED} docs/timetable.md has more."))

@@ -10,6 +10,8 @@ from typing import Any, Literal
 import pyarrow as pa
 import streamlit as st
 
+from culm.pipeline.money.example_prices import WORDS as EXAMPLE_PRICES
+from culm.pipeline.money.example_prices import at_example_prices
 from culm.ui import markup
 from culm.ui.charts import Spec
 from culm.ui.curves import Columns
@@ -83,7 +85,7 @@ def banner(look: Look) -> None:
     """How the run stands, in one line, and what everybody has to know first."""
     now = standing(look)
     head = markup.head(now.word, now.tone, now.name, now.told, now.share)
-    st.html(head + markup.alerts(alerts(look)) + markup.firing(look.firing, moment_of(look)))
+    st.html(head + markup.alerts(alerts(look, zone())) + markup.firing(look.firing, moment_of(look)))
 
 
 def moment_of(look: Look) -> float:
@@ -111,9 +113,9 @@ def _table(columns: Columns) -> Any:
     )
 
 
-def height_of(rows: Sequence[object]) -> int | Literal["content"]:
+def height_of(rows: Sequence[object], most: int = 430) -> int | Literal["content"]:
     """Of a table: as high as its rows, or so high that the rest of the page stays near."""
-    return "content" if len(rows) <= ROWS else 430
+    return "content" if len(rows) <= ROWS else most
 
 
 def spent(look: Look) -> markup.Figure:
@@ -121,13 +123,17 @@ def spent(look: Look) -> markup.Figure:
     cost = look.cost
     if not has_price(cost):
         return ("Spent", "–", "no price is known")
-    return ("Spent", money(cost.dollars), "in all" if is_over(look) else f"{money(cost.dollars_per_hour)} an hour now")
+    made_up = f", {EXAMPLE_PRICES}" if at_example_prices(cost.nodes) else ""
+    if is_over(look):
+        return ("Spent", money(cost.dollars), f"in all{made_up}")
+    hour = f"{money(cost.dollars_per_hour)} an hour {'then' if look.problem else 'now'}"
+    return ("Spent", money(cost.dollars), f"{hour}{made_up}")
 
 
 def preempt(source: Source) -> None:
     """A button that opens a dialog, which preempts a node: where the coordinator allows it, while the run goes on."""
     look = source.look()
-    if is_over(look) or not look.status.nodes or source.still:
+    if is_over(look) or look.problem or not look.status.nodes or source.recorded:
         return
     if not look.status.kill_allowed:
         st.html(markup.note("Nodes can be preempted from here if the coordinator is started with --allow-kill."))
