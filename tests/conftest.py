@@ -1,5 +1,6 @@
 """Every test computes with one thread: bits depend on it."""
 
+import gc
 import os
 
 import pytest
@@ -18,6 +19,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("slow") is not None:
                 item.add_marker(pytest.mark.skip(reason="make soak"))
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays: the garbage collector does not look through it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -307,6 +307,8 @@ class Cluster:
 
         Of several that are done one that has nodes, or has let them go: another may have lost its last one, cut off.
         """
+        if len(self.leaders) == 1:
+            return self.leader
         done = [x for x in self.leaders if x.alive and x.state.phase is co.Phase.DONE]
         return next((x for x in done if x.streams or x.state.ending.released), done[0] if done else self.leader)
 

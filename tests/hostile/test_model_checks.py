@@ -1,8 +1,6 @@
 """Jobs that would give wrong answers that look right are refused at the start, in one line, with exit code 2."""
 
 import functools
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,16 +18,8 @@ from culm.pipeline.user_code.model import ModelSource
 from culm.stage_server.compute.device import CPU
 from culm.stage_server.compute.layer import HeldLayer
 from culm.stage_server.compute.stage import Stage
-from tests.hostile.job_files import ENVIRONMENT, job_text, make_job
-
-
-def said(words: list[str], folder: Path) -> str:
-    """The last line of a command that refuses its job."""
-    done = subprocess.run([sys.executable, "-m", "culm", *words], cwd=folder, env=ENVIRONMENT, capture_output=True)
-    lines = done.stderr.decode().strip().splitlines()
-    assert done.returncode == 2, "\n".join(lines)
-    assert "Traceback" not in done.stderr.decode()
-    return lines[-1]
+from tests.hostile.commands import in_process
+from tests.hostile.job_files import job_text, make_job
 
 
 @pytest.mark.parametrize(
@@ -190,5 +180,5 @@ def test_a_stage_refuses_it_too(name: str) -> None:
 def test_the_command_says_it_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "job.toml"
     path.write_text(job_text(layers="tests.hostile.jobs:sharing", args='how = "a closure"'))
-    line = said(["run", str(path)], tmp_path)
+    line = in_process("run", str(path), folder=tmp_path).line
     assert line.startswith("culm run: model.layers, tests.hostile.jobs:sharing: layer 0 shares its weight")

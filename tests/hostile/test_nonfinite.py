@@ -15,6 +15,7 @@ from culm.oracle.plain_loop import PlainResult, Stopped, run_plain
 from culm.pipeline.job import Job
 from culm.protos import coordinator_pb2 as pb
 from culm.terminal.outcome import Outcome, RunFailed
+from tests.hostile.commands import in_process
 from tests.hostile.job_files import ENVIRONMENT, ROOT, job_text, make_job
 
 # A NaN in a sample: the loss is NaN. An infinite gradient behind a finite loss.
@@ -62,10 +63,9 @@ def test_a_run_stops_where_its_plain_loop_stops(case: str, tmp_path: Path) -> No
 def test_the_last_line_says_step_and_layer(tmp_path: Path) -> None:
     path = tmp_path / "job.toml"
     path.write_text(job_text(**CASES["gradient"]))
-    words = [sys.executable, "-m", "culm", "run", str(path), "--json"]
-    done = subprocess.run(words, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True)
-    last = done.stderr.strip().splitlines()[-1]
-    assert done.returncode == 1, done.stderr
+    done = in_process("run", str(path), "--json", folder=tmp_path, **ENVIRONMENT)
+    last = done.err.strip().splitlines()[-1]
+    assert done.code == 1, done.err
     assert "the gradient of layer" in last
     assert 'train.nonfinite to "skip"' in last
 

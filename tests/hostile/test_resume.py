@@ -1,7 +1,6 @@
 """A run that goes on from a checkpoint of a job that would give other bits is refused by name, or takes what is new."""
 
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from culm.pipeline.user_code.data import Microbatches
 from culm.pipeline.user_code.model import ModelSource
 from culm.pipeline.user_code.streams import seed_all, stream_seed
 from culm.terminal.outcome import Outcome
+from tests.hostile.commands import in_process
 from tests.hostile.job_files import ENVIRONMENT, ROOT, job_text, make_job
 
 STEPS = 4  # of the run that writes the checkpoint
@@ -42,11 +42,11 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def said(command: str, job: Path, url: str, more: list[str]) -> str:
-    words = [sys.executable, "-m", "culm", *command.split(), str(job), "--resume", url, *more]
-    done = subprocess.run(words, cwd=job.parent, env=ENVIRONMENT, capture_output=True, text=True)
-    assert done.returncode == 2, done.stderr
-    assert "Traceback" not in done.stderr
-    return done.stderr.strip().splitlines()[-1]
+    words = [*command.split(), str(job), "--resume", url, *more]
+    done = in_process(*words, folder=job.parent, **ENVIRONMENT)
+    assert done.code == 2, done.err
+    assert "Traceback" not in done.err
+    return done.err.strip().splitlines()[-1]
 
 
 CHANGED: dict[str, tuple[dict[str, Any], str, str]] = {

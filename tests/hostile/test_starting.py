@@ -12,7 +12,7 @@ import pytest
 import tomli_w
 import torch
 
-from tests.hostile.commands import PATIENCE, as_process, environment
+from tests.hostile.commands import PATIENCE, as_process, environment, in_process
 from tests.hostile.test_bad_jobs import job_with
 from tests.signals import with_default_signals
 
@@ -95,7 +95,7 @@ def test_a_module_that_exits_ends_nothing_silently(tmp_path: Path) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has what the job asks for")
 def test_a_device_that_is_not_there_is_told_at_once(tmp_path: Path) -> None:
     job_in(tmp_path, **{"job.device": "cuda"})
-    assert "torch finds no CUDA device" in as_process("run", "job.toml", folder=tmp_path).line
+    assert "torch finds no CUDA device" in in_process("run", "job.toml", folder=tmp_path).line
     assert not (tmp_path / "runs").exists()
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.hostile.commands import as_process
+from tests.hostile.commands import in_process
 from tests.signals import with_default_signals
 
 ROOT = Path(__file__).parents[2]
@@ -102,7 +102,14 @@ def test_a_checkpoint_that_cannot_be_resumed_starts_no_run(tmp_path: Path) -> No
     assert "--resume nothing: nothing is there" in the_one_line(refused)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        (signal.SIGINT, 130),
+        # ``test_ending`` kills one as well, just before the first step.
+        pytest.param(signal.SIGKILL, -signal.SIGKILL, marks=pytest.mark.slow),
+    ],
+)
 def test_a_launcher_that_ends_leaves_nothing_running(number: signal.Signals, code: int, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(
@@ -139,5 +146,5 @@ def test_a_place_to_listen_at_that_is_set_for_something_else_is_not_for_every_lo
     """``culm ui`` and the services read the variables too; no two nodes can listen at one port."""
     address = f"127.0.0.1:{taken_port}"
     environment = {"CULM_LISTEN": address, "CULM_ADVERTISE": address}
-    done = as_process("run", DIGITS, "--set", "job.steps=2", "--json", folder=tmp_path, **environment)
+    done = in_process("run", DIGITS, "--set", "job.steps=2", "--json", folder=tmp_path, **environment)
     assert done.code == 0, done.err
