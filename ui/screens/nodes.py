@@ -83,6 +83,7 @@ def row(node: pb.NodeStatus, look: Look) -> dict[str, object]:
         "runs now": node.instruction,
         "bubble": 100.0 * bubble_share(node),
         "memory": memory(node.resources),
+        **({"tensor workers": helped(node.resources)} if node.resources.HasField("tensor_workers") else {}),
         "sent": size(sum(node.sent_bytes.values())),
         "machine": " ".join(filter(None, (machine.provider, machine.instance_type, machine.market))),
         "zone": node.zone,
@@ -91,6 +92,14 @@ def row(node: pb.NodeStatus, look: Look) -> dict[str, object]:
         "address": node.address,
         "process": str(node.pid or "–"),
     }
+
+
+def helped(took: pb.Resources) -> str:
+    """Who computes for a graph server, and how much so far."""
+    work = took.tensor_workers
+    waits = f", {work.waiting} tasks wait" if work.waiting else ""
+    billed = f", {work.gigabyte_seconds:,.0f} GB-seconds" if work.gigabyte_seconds else ""
+    return f"{work.workers}{waits}, {work.done:,} tasks in {work.seconds:,.0f} s{billed}"
 
 
 def memory(took: pb.Resources) -> str:
