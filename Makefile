@@ -31,8 +31,9 @@ demo: install ## train on four nodes, lose some, end with the same bits
 test: install style ## all checks: style, then types, imports and tests at once
 	@$(MAKE) --no-print-directory -j 2 types tests
 
+# Processes by the hundred are faster where Python keeps what it has compiled.
 tests: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q tests --ignore tests/wan --ignore tests/machines --ignore tests/compose --ignore tests/browser --ignore tests/models --ignore tests/notebook --ignore tests/engines
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q tests --ignore tests/wan --ignore tests/machines --ignore tests/compose --ignore tests/browser --ignore tests/models --ignore tests/notebook --ignore tests/engines
 
 models: install ## 80 models and 50 ways of training them, each on a grid that loses two nodes: the same bits?
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt pytorch_optimizer

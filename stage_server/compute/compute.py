@@ -39,7 +39,6 @@ from culm.pipeline.job import Job
 from culm.pipeline.neighbours import Neighbours
 from culm.pipeline.tensors.layout import copy_of
 from culm.pipeline.tensors.pytrees import Pytree, mapped
-from culm.pipeline.tensors.task_pieces import as_value
 from culm.pipeline.tensors.values import Value
 from culm.pipeline.ties import Addend
 from culm.pipeline.tree import Block
@@ -161,10 +160,8 @@ class Compute:
 
     def parameters(self, layer: int, edition: int) -> Value | None:
         """A copy of those of a layer, for whoever does tensor work; None: they have changed since. Any thread asks."""
-        with self._turn:
-            if self.aside is None or self.aside.edition != edition or layer not in self._layers:
-                return None
-            return as_value({i: p.detach().clone() for i, p in enumerate(self._layers[layer].module.parameters())})
+        aside = self.aside
+        return aside.copies.get((layer, edition)) if aside is not None else None
 
     def _do(self, work: Work[Value] | Load) -> Result:
         if isinstance(work, Run):

@@ -18,6 +18,8 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
+from culm.pipeline.tensors.task_pieces import as_value
+from culm.pipeline.tensors.values import Value
 from culm.pipeline.user_code.graph.layer import GraphLayer, Runs
 from culm.pipeline.user_code.graph.tasks import Task, do, trained
 from culm.stage_server.tensor_work.desk import Answer, Desk, Shapes
@@ -47,6 +49,8 @@ class Aside:
         self._turn = turn
         self._layer = layer
         self.edition = 0
+        # Of parameters, by layer and edition: made with the lock held, and read by any thread. Those of the newest.
+        self.copies: dict[tuple[int, int], Value] = {}
         self.desk: Desk | None = None
         self._threads = ThreadPoolExecutor(MOST_THREADS, thread_name_prefix="instruction")
 
@@ -85,6 +89,11 @@ class Aside:
         """Gives the lock up, which the caller has, until the answer is here. ``shapes``: see ``Desk.call``."""
         assert self.desk is not None, "nobody can be asked"
         edition = self.edition
+        if (task.layer, edition) not in self.copies:
+            kept = {of: copy for of, copy in self.copies.items() if of[1] == edition}
+            parameters = enumerate(self._layer(task.layer).parameters())
+            copy = as_value({i: parameter.detach().clone() for i, parameter in parameters})
+            self.copies = {**kept, (task.layer, edition): copy}
         self._turn.release()
         try:
             return self.desk.call(task, edition, shapes)

@@ -91,11 +91,6 @@ class Board:
             return not able
         return len(entry.workers) > 1 and self._is_late(entry, now)
 
-    def patience(self, number: int) -> float:
-        """Seconds after which to look again."""
-        entry = self._open.get(number)
-        return self._limit(entry.kind) if entry is not None else LEAST_SECONDS
-
     @property
     def waiting(self) -> int:
         """Tasks that nobody does yet."""

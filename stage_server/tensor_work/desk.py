@@ -12,6 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
@@ -30,7 +31,7 @@ from culm.protos.tensor_work_pb2_grpc import TensorWorkServicer
 from culm.stage_server.tensor_work.board import Board
 
 log = logging.getLogger("culm.tensor_work")
-LOOK_SECONDS = 0.05  # at most between two looks at what is late
+LOOK_SECONDS = 0.25  # between two looks at what is late, and at who is gone
 
 Answer = Mapping[int, torch.Tensor]
 Shapes = Sequence[torch.Size]
@@ -38,6 +39,17 @@ Shapes = Sequence[torch.Size]
 
 class Failed(Exception):
     """The user's code has raised on a worker. The text says what."""
+
+
+@dataclass(slots=True)
+class Call:
+    """Somebody waits for a task's answer. ``edition``: of its parameters; ``shapes``: of arguments and parameters."""
+
+    task: Task
+    edition: int
+    shapes: Shapes
+    answered: threading.Condition
+    answer: Answer | Failed | None = None
 
 
 class Desk(TensorWorkServicer):
@@ -56,11 +68,11 @@ class Desk(TensorWorkServicer):
         """
         self._job_toml, self._fingerprint, self._hardware = job_toml, fingerprint, hardware
         self._parameters, self._do_here = parameters, do_here
-        self._changed = threading.Condition()  # guards all that follows
+        self._turn = threading.Lock()  # guards all that follows
+        # Each thread is woken for what it waits for alone: to wake all of them takes longer than a small task.
+        self._work = threading.Condition(self._turn)  # workers without a task wait for one
         self._board = Board()
-        # That somebody waits for, with the edition of their parameters, and the shapes of arguments and parameters.
-        self._tasks: dict[int, tuple[Task, int, Shapes]] = {}
-        self._answers: dict[int, Answer | Failed] = {}
+        self._calls: dict[int, Call] = {}  # that somebody waits for
         self._numbers = count()
         self._workers = count()
         self._closed = False
@@ -72,7 +84,7 @@ class Desk(TensorWorkServicer):
 
     def facts(self) -> TensorWorkers:
         """Who works, and how much so far."""
-        with self._changed:
+        with self._turn:
             return TensorWorkers(
                 workers=len(self._board.workers),
                 waiting=self._board.waiting,
@@ -84,9 +96,15 @@ class Desk(TensorWorkServicer):
 
     def close(self) -> None:
         """Workers are let go; who waits gets its answer from this server."""
-        with self._changed:
+        with self._turn:
             self._closed = True
-            self._changed.notify_all()
+            self._wake_all()
+
+    def _wake_all(self) -> None:
+        """Whoever waits looks again. Called with the lock held."""
+        self._work.notify_all()
+        for call in self._calls.values():
+            call.answered.notify()
 
     # ---- who needs an answer ----------------------------------------------------------------------------------------
 
@@ -96,21 +114,21 @@ class Desk(TensorWorkServicer):
         Raises Failed where the user's code raises.
         """
         kind = (task.layer, task.function, task.gradient is not None)
-        with self._changed:
+        call = Call(task, edition, shapes, threading.Condition(self._turn))
+        with self._turn:
             number = next(self._numbers)
-            self._tasks[number] = task, edition, shapes
+            self._calls[number] = call
             self._board.put(number, kind, time.monotonic())
-            self._changed.notify_all()
-            while number not in self._answers:
+            self._work.notify()
+            while call.answer is None:
                 if self._closed or self._board.is_left(number, time.monotonic()):
                     self._board.withdraw(number)
                     break
-                self._changed.wait(min(LOOK_SECONDS, self._board.patience(number)))
-            del self._tasks[number]
-            found = self._answers.pop(number, None)
-        if isinstance(found, Failed):
-            raise found
-        return found if found is not None else self._do_here(task)
+                call.answered.wait(LOOK_SECONDS)
+            del self._calls[number]
+        if isinstance(call.answer, Failed):
+            raise call.answer
+        return call.answer if call.answer is not None else self._do_here(task)
 
     # ---- workers ----------------------------------------------------------------------------------------------------
 
@@ -133,19 +151,18 @@ class Desk(TensorWorkServicer):
             return
         if why := self._unfit(first.offer):
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, why)
-        with self._changed:
+        with self._turn:
             worker = next(self._workers)
             self._board.workers[worker] = None
-            self._changed.notify_all()
         log.info("the tensor worker %s offers itself, with %d MB", first.offer.worker, first.offer.memory_bytes >> 20)
         try:
             yield from self._serve(worker, request_iterator, first.offer.memory_bytes, context.is_active)
         except (grpc.RpcError, ValueError, Corrupted) as error:
             log.info("the stream of the tensor worker %s ends: %s", first.offer.worker, told(str(error)))
         finally:
-            with self._changed:
+            with self._turn:
                 self._board.given_up(worker)
-                self._changed.notify_all()
+                self._wake_all()
 
     def _unfit(self, offer: pb.Offer) -> str:
         if offer.protocol_version != PROTOCOL_VERSION:
@@ -163,7 +180,8 @@ class Desk(TensorWorkServicer):
         self, worker: int, requests: Iterator[pb.WorkRequest], memory: int, is_there: Callable[[], bool]
     ) -> Iterator[pb.WorkResponse]:
         while (taken := self._next(worker, is_there)) is not None:
-            number, task, edition, shapes = taken
+            number, call = taken
+            task = call.task
             began = time.monotonic()
             arguments = task.arguments if task.gradient is None else (*task.arguments, task.gradient)
             yield pb.WorkResponse(
@@ -172,31 +190,32 @@ class Desk(TensorWorkServicer):
                     function=task.function,
                     backward=task.gradient is not None,
                     seed=task.seed,
-                    edition=edition,
+                    edition=call.edition,
                     wanted=task.wanted,
                 )
             )
             for piece in pieces_of(as_value(dict(enumerate(arguments)))):
                 yield pb.WorkResponse(piece=piece)
-            answer = _answer(requests, task, shapes)
-            with self._changed:
+            answer = _answer(requests, task, call.shapes)
+            with self._turn:
                 seconds = time.monotonic() - began
                 self._seconds += seconds
                 self._gigabyte_seconds += seconds * memory / 1e9
                 if answer is None:
                     self._board.given_up(worker, gone=False)
-                elif self._board.answered(number, worker, time.monotonic()) and number in self._tasks:
-                    self._answers[number] = answer
-                self._changed.notify_all()
+                    self._wake_all()
+                elif self._board.answered(number, worker, time.monotonic()):
+                    call.answer = answer
+                    call.answered.notify()
 
-    def _next(self, worker: int, is_there: Callable[[], bool]) -> tuple[int, Task, int, Shapes] | None:
+    def _next(self, worker: int, is_there: Callable[[], bool]) -> "tuple[int, Call] | None":
         """What the worker does next; None: it is to go, or has gone."""
-        with self._changed:
+        with self._turn:
             while not self._closed and is_there():
                 number = self._board.take(worker, time.monotonic())
                 if number is not None:
-                    return number, *self._tasks[number]
-                self._changed.wait(LOOK_SECONDS)
+                    return number, self._calls[number]
+                self._work.wait(LOOK_SECONDS)
         return None
 
 

@@ -52,6 +52,10 @@ class Post(Generic[V]):
         self.mailbox: Mailbox[V] = Mailbox()
         self.outbox: Outbox[V] = Outbox(position.node)
         self.early: Early[V] = Early()
+        # What each instruction lacked when it was asked for last, the first one at the end: a step asks many times, and
+        # on a graph an instruction takes many. Of one moment: era, step, and plan.
+        self._missing: dict[Instruction, list[Key]] = {}
+        self._moment: tuple[int, int, PlanOrder] | None = None
         # What each peer has told last, under the plan of that moment, after all that it holds. An answer to an earlier
         # plan's Hello is not enough: since then the peer may have taken, or given up, other duties.
         self._told: dict[str, Standing] = {}
@@ -233,10 +237,17 @@ class Post(Generic[V]):
 
     def missing(self, instruction: Instruction) -> Key | None:
         """The first of the tensors that the instruction takes of others which is not here; None: all of them are."""
-        for key in self._at.inputs_of(instruction):
-            if key not in self.mailbox:
-                return key
-        return None
+        plan, at = self._at.plan, self._at
+        assert plan is not None
+        if (moment := (at.era, at.version, plan.order)) != self._moment:
+            self._moment = moment
+            self._missing.clear()
+        keys = self._missing.get(instruction)
+        if keys is None:
+            keys = self._missing[instruction] = [*reversed(at.inputs_of(instruction))]
+        while keys and keys[-1] in self.mailbox:  # which keeps what is here until the step is over
+            keys.pop()
+        return keys[-1] if keys else None
 
     def kept(self, key: Key) -> V | None:
         """A tensor that was received or produced here; between two duties of this node it is both."""
