@@ -207,6 +207,7 @@ class TensorTask(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     EDITION_FIELD_NUMBER: _builtins.int
     WANTED_FIELD_NUMBER: _builtins.int
+    FIRST_FIELD_NUMBER: _builtins.int
     layer: _builtins.int
     function: _builtins.str
     """The name of the layer's function."""
@@ -220,6 +221,10 @@ class TensorTask(_message.Message):
     def wanted(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]:
         """By argument: whether its gradient is wanted."""
 
+    @_builtins.property
+    def first(self) -> Global___TensorPiece:
+        """Of the arguments, which are one value. All that follows of it comes in messages of its own."""
+
     def __init__(
         self,
         *,
@@ -229,10 +234,11 @@ class TensorTask(_message.Message):
         seed: _builtins.int = ...,
         edition: _builtins.int = ...,
         wanted: _abc.Iterable[_builtins.bool] | None = ...,
+        first: Global___TensorPiece | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["first", b"first"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backward", b"backward", "edition", b"edition", "function", b"function", "layer", b"layer", "seed", b"seed", "wanted", b"wanted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backward", b"backward", "edition", b"edition", "first", b"first", "function", b"function", "layer", b"layer", "seed", b"seed", "wanted", b"wanted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -245,9 +251,7 @@ class WorkResponse(_message.Message):
     TASK_FIELD_NUMBER: _builtins.int
     PIECE_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def task(self) -> Global___TensorTask:
-        """Its arguments follow in pieces."""
-
+    def task(self) -> Global___TensorTask: ...
     @_builtins.property
     def piece(self) -> Global___TensorPiece: ...
     def __init__(

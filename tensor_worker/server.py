@@ -9,6 +9,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from typing import Any, Protocol
 
 import grpc
@@ -88,7 +89,8 @@ class ServerLink:
     def _take(self, stub: TensorWorkStub, asked: pb.TensorTask, responses: Iterator[pb.WorkResponse]) -> None:
         """Does one task, and answers it."""
         began = time.perf_counter()
-        arguments = list(by_number(assembled(lambda: next(responses).piece)).values())
+        pieces = chain([asked.first], (response.piece for response in responses))
+        arguments = list(by_number(assembled(lambda: next(pieces))).values())
         gradient = arguments.pop() if asked.backward else None
         if asked.function not in FUNCTIONS or len(asked.wanted) != len(arguments):
             raise ValueError(f"a task {asked.function[:40]!r} with {len(arguments)} arguments")

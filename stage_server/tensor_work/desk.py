@@ -184,6 +184,7 @@ class Desk(TensorWorkServicer):
             task = call.task
             began = time.monotonic()
             arguments = task.arguments if task.gradient is None else (*task.arguments, task.gradient)
+            first, *others = pieces_of(as_value(dict(enumerate(arguments))))
             yield pb.WorkResponse(
                 task=pb.TensorTask(
                     layer=task.layer,
@@ -192,9 +193,10 @@ class Desk(TensorWorkServicer):
                     seed=task.seed,
                     edition=call.edition,
                     wanted=task.wanted,
+                    first=first,
                 )
             )
-            for piece in pieces_of(as_value(dict(enumerate(arguments)))):
+            for piece in others:
                 yield pb.WorkResponse(piece=piece)
             answer = _answer(requests, task, call.shapes)
             with self._turn:
