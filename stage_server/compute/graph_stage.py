@@ -81,7 +81,7 @@ class GraphStage:
         """
         layer, before = self.layers[0], self._graph.neighbours.before[self._pipeline]
         if self.first:
-            x = sources_of(self.chunk, {q: self._graph.chunk(q).features for q in before})
+            x = self.chunk.inputs
         else:
             x = sources_of(self.chunk, dict(zip(before, given, strict=True))).requires_grad_()
         begun, step = self._round, self._step

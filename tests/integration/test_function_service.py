@@ -15,7 +15,7 @@ from culm.oracle.plain_loop import run_plain
 from culm.protos import coordinator_pb2 as pb
 from culm.tensor_worker.runtime import asked, serve
 from culm.tensor_worker.worker import TensorWorker, WorkerSettings
-from tests.integration.test_tensor_workers import job, trained
+from tests.integration.test_tensor_workers import OnceWorkersAreThere, job, trained
 
 
 class Service:
@@ -60,6 +60,7 @@ class Service:
 def test_an_invocation_works_for_a_server_and_changes_no_bit(tmp_path: Path) -> None:
     service = Service()
     worker = TensorWorker(WorkerSettings(coordinator="", name="function", runtime=service.address))
+    once_there = OnceWorkersAreThere(tmp_path / "run", 1)
     invoked = threading.Event()
     count = 40
 
@@ -68,6 +69,7 @@ def test_an_invocation_works_for_a_server_and_changes_no_bit(tmp_path: Path) -> 
             invoked.set()
             for i in range(count):
                 service.events.put(json.dumps({"server": addresses[i % len(addresses)], "seconds": 1.0}))
+        once_there(cluster, status)
 
     with service.running():
         threading.Thread(target=serve, args=(service.address, worker.work_for, count), daemon=True).start()

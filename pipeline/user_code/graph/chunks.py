@@ -44,11 +44,16 @@ class Chunk:
     starts: torch.Tensor
     sources: torch.Tensor
     weights: torch.Tensor  # float32 [E]
-    features: torch.Tensor  # [n, F]
+    inputs: torch.Tensor  # [S, F]: the features of its sources
     labels: torch.Tensor  # [n]
     train: torch.Tensor  # bool [n], as the next two
     valid: torch.Tensor
     test: torch.Tensor
+
+    @property
+    def features(self) -> torch.Tensor:
+        """Of its own vertices, [n, F]."""
+        return self.inputs[: self.size]
 
     @property
     def size(self) -> int:
@@ -191,7 +196,7 @@ class ChunkedGraph:
             starts=starts,
             sources=place,
             weights=graph.weights[edges] if graph.weights is not None else torch.ones(len(edges)),
-            features=graph.features[vertices],
+            inputs=graph.features[torch.cat([vertices, *(self._vertices[q][rows] for q, (rows, _) in taken.items())])],
             labels=graph.labels[vertices],
             train=graph.train[vertices],
             valid=graph.valid[vertices] if graph.valid is not None else nobody,
