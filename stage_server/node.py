@@ -117,7 +117,9 @@ class Node:
             broken=broken,
         )
 
-        self._raised: BaseException | None = None  # what an instruction has raised that waited for tensor workers
+        # What an instruction has raised that waited for tensor workers, and which one that was.
+        self._raised: BaseException | None = None
+        self._raised_at: Run[Value] | None = None
         self._handing_on = HandingOn(worker, self._changed, self._exchange.after_event)
 
     @property
@@ -150,7 +152,7 @@ class Node:
             with self._changed:
                 work = self._wait_for_work()
                 if work is None:
-                    break
+                    break  # outside of the lock what was raised is raised again
                 self._lending.computing = True
             if isinstance(work, Reduce) and work.leaves and not flow.takes_samples(work.stage):
                 time.sleep(GIVE_WAY)
@@ -183,6 +185,8 @@ class Node:
                     self._changed.notify_all()
             self._faults.after(work)
             del work, result  # what they hold may be large, and there may be no other work for long
+        if self._raised is not None:
+            raise self._raised
         self._compute.close()
         self._handing_on.close()
         self._spiller.close()
@@ -195,7 +199,7 @@ class Node:
             if self._changed.stopped or later.cancelled():
                 return
             if (error := later.exception()) is not None:
-                self._raised = error
+                self._raised, self._raised_at = error, work
                 self._changed.notify_all()
                 return
             result = later.result()
@@ -219,9 +223,7 @@ class Node:
 
     def _wait_for_work(self) -> Work[Value] | Load | None:
         """What to compute next; None once the node is to stop. Gives up the lock, which it holds, while it waits."""
-        while not self._changed.stopped:
-            if self._raised is not None:
-                raise self._raised
+        while not self._changed.stopped and self._raised is None:
             if (work := self._choose()) is not None:
                 return work
             self._changed.wait()
@@ -259,11 +261,11 @@ class Node:
 
     def doing(self) -> str:
         """The instruction that is running, or nothing."""
-        return self._activity.running
+        return str(self._raised_at.instruction) if self._raised_at is not None else self._activity.running
 
     def failed_work(self) -> pb.FailedWork | None:
         """The piece of work that has raised; None: it was none of the job's."""
-        work, plan = self._activity.present, self._worker.plan
+        work, plan = self._raised_at or self._activity.present, self._worker.plan
         return work_of(work, plan, self._compute.building) if work is not None and plan is not None else None
 
     def finish_checkpoint(self) -> None:

@@ -108,6 +108,10 @@ class TensorWorker:
             ServerLink(address, self, self._note).serve()
         except (grpc.RpcError, ValueError, Corrupted, StopIteration) as error:
             why = details(error) if isinstance(error, grpc.RpcError) else str(error)
+            code = getattr(error, "code", None)
+            if callable(code) and code() is grpc.StatusCode.FAILED_PRECONDITION:  # it would be refused again
+                self._wrong = JobError(why, f"the graph server at {address}", "start the worker again after that")
+                return
             log.info("the stream to the graph server at %s ends: %s", address, why)
         except JobError as error:
             self._wrong = error

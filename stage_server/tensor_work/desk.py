@@ -152,15 +152,17 @@ class Desk(TensorWorkServicer):
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a stream begins with an offer")
             return
         if why := self._unfit(first.offer):
+            log.warning("the tensor worker %s is refused: %s", told(first.offer.worker), why)
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, why)
         with self._turn:
             worker = next(self._workers)
             self._board.workers[worker] = None
-        log.info("the tensor worker %s offers itself, with %d MB", first.offer.worker, first.offer.memory_bytes >> 20)
+        name, megabytes = told(first.offer.worker), first.offer.memory_bytes >> 20
+        log.info("the tensor worker %s offers itself, with %d MB", name, megabytes)
         try:
             yield from self._serve(worker, request_iterator, first.offer.memory_bytes, context.is_active)
         except (grpc.RpcError, ValueError, Corrupted) as error:
-            log.info("the stream of the tensor worker %s ends: %s", first.offer.worker, told(str(error)))
+            log.info("the stream of the tensor worker %s ends: %s", name, told(str(error)))
         finally:
             with self._turn:
                 self._board.given_up(worker)
