@@ -39,16 +39,20 @@ class GetTensorJobResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     JOB_TOML_FIELD_NUMBER: _builtins.int
+    PROCESS_FIELD_NUMBER: _builtins.int
     job_toml: _builtins.str
     """The job file's text, with the settings of the command line applied."""
+    process: _builtins.bytes
+    """The server's process, by a number that no other has: editions of parameters are counted within it."""
     def __init__(
         self,
         *,
         job_toml: _builtins.str = ...,
+        process: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_toml", b"job_toml"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_toml", b"job_toml", "process", b"process"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

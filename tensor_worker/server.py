@@ -24,6 +24,7 @@ from culm.protos import tensor_work_pb2 as pb
 from culm.protos.tensor_work_pb2_grpc import TensorWorkStub
 
 Answer = Mapping[int, torch.Tensor]
+Requests = queue.SimpleQueue[pb.WorkRequest | None]  # on their way to the server; None: no more
 
 
 class Computes(Protocol):
@@ -47,8 +48,8 @@ class ServerLink:
         """``done``: called with the seconds of each task."""
         self._address, self._computes, self._done = address, computes, done
         self._layers: dict[int, tuple[int, GraphLayer]] = {}  # by number: the edition of its parameters
+        self._of = b""  # the server's process that has counted these editions
         self._busy = threading.Lock()  # while a task is done
-        self._requests: queue.SimpleQueue[pb.WorkRequest | None] = queue.SimpleQueue()
 
     def serve(self, until: float = math.inf) -> int:
         """Until the server lets it go, or with the first task that ends after this moment of ``time.monotonic``.
@@ -57,28 +58,31 @@ class ServerLink:
         job does not run here.
         """
         count = 0
+        requests: Requests = queue.SimpleQueue()  # of this stream alone
         with open_channel(self._address, "stage") as channel:
             stub = TensorWorkStub(channel)
-            job = stub.GetTensorJob(pb.GetTensorJobRequest()).job_toml
-            self._requests.put(pb.WorkRequest(offer=self._computes.offer(job)))
+            server = stub.GetTensorJob(pb.GetTensorJobRequest())
+            if server.process != self._of:
+                self._of, self._layers = server.process, {}
+            requests.put(pb.WorkRequest(offer=self._computes.offer(server.job_toml)))
+            responses = stub.Work(iter(requests.get, None))
+            timer = threading.Timer(min(until - time.monotonic(), threading.TIMEOUT_MAX), self._end, [responses])
+            timer.daemon = True
+            timer.start()
             try:
-                responses = stub.Work(iter(self._requests.get, None))
-                timer = threading.Timer(min(until - time.monotonic(), threading.TIMEOUT_MAX), self._end, [responses])
-                timer.daemon = True
-                timer.start()
                 for response in responses:
                     if response.HasField("task"):
                         with self._busy:
-                            self._take(stub, response.task, responses)
+                            self._take(stub, response.task, responses, requests)
                         count += 1
                         if time.monotonic() > until:
                             break
-                timer.cancel()
             except grpc.RpcError:
                 if time.monotonic() < until:
                     raise
             finally:
-                self._requests.put(None)
+                timer.cancel()
+                requests.put(None)
         return count
 
     def _end(self, responses: Any) -> None:
@@ -86,7 +90,9 @@ class ServerLink:
         with self._busy:
             responses.cancel()
 
-    def _take(self, stub: TensorWorkStub, asked: pb.TensorTask, responses: Iterator[pb.WorkResponse]) -> None:
+    def _take(
+        self, stub: TensorWorkStub, asked: pb.TensorTask, responses: Iterator[pb.WorkResponse], requests: Requests
+    ) -> None:
         """Does one task, and answers it."""
         began = time.perf_counter()
         pieces = chain([asked.first], (response.piece for response in responses))
@@ -104,16 +110,16 @@ class ServerLink:
         )
         module = self._module(stub, asked)
         if module is None:
-            self._requests.put(pb.WorkRequest(no_answer=pb.NoAnswer()))
+            requests.put(pb.WorkRequest(no_answer=pb.NoAnswer()))
             return
         try:
             found = self._computes.do(module, task)
         except RAISED as error:
             what = f"layer {task.layer}'s {task.function} raised {described(error)}"
-            self._requests.put(pb.WorkRequest(failed=pb.TaskFailed(why=what)))
+            requests.put(pb.WorkRequest(failed=pb.TaskFailed(why=what)))
             return
         for piece in pieces_of(as_value(found)):
-            self._requests.put(pb.WorkRequest(answer=piece))
+            requests.put(pb.WorkRequest(answer=piece))
         self._done(time.perf_counter() - began)
 
     def _module(self, stub: TensorWorkStub, asked: pb.TensorTask) -> GraphLayer | None:

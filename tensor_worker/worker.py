@@ -123,7 +123,7 @@ class TensorWorker:
 
     def offer(self, job_toml: str) -> tensor_work_pb2.Offer:
         with self._turn:
-            if self._offer is None:
+            if self._offer is None or (self._settings.runtime and job_toml != self._job_toml):
                 job = parse_job(job_toml, "the graph server's job")
                 torch.set_num_threads(job.job.threads)
                 self._job_toml, self._source = job_toml, ModelSource(job)

@@ -31,6 +31,8 @@ def assembled(next_piece: Callable[[], pb.TensorPiece]) -> Value:
     piece = next_piece()
     if not piece.HasField("header"):
         raise ValueError("a piece comes before the header that describes it")
+    if not piece.header.HasField("digest"):
+        raise ValueError("a header has no digest")
     assembler = Assembler(piece.header)
     assembler.add(piece.offset, piece.payload)
     while not assembler.complete:

@@ -73,11 +73,9 @@ class Board:
             del times[:-MOST_TIMES]
         return True
 
-    def given_up(self, worker: int, gone: bool = True) -> None:
-        """The worker is gone, or has answered nothing."""
-        self.workers[worker] = None
-        if gone:
-            del self.workers[worker]
+    def given_up(self, worker: int) -> None:
+        """The worker is gone."""
+        del self.workers[worker]
         for entry in self._open.values():
             entry.workers.pop(worker, None)
 

@@ -9,6 +9,7 @@
 # are dropped. A worker is told of no one's state: it has its task, and the parameters that it asks for.
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,7 +39,7 @@ Shapes = Sequence[torch.Size]
 
 
 class Failed(str):
-    """What has raised on a worker, in words."""
+    """Why a worker has not done its task, in words."""
 
     __slots__ = ()
 
@@ -70,6 +71,7 @@ class Desk(TensorWorkServicer):
         """
         self._job_toml, self._fingerprint, self._hardware = job_toml, fingerprint, hardware
         self._parameters, self._do_here = parameters, do_here
+        self._process = os.urandom(8)
         self._turn = threading.Lock()  # guards all that follows
         # Each thread is woken for what it waits for alone: to wake all of them takes longer than a small task.
         self._work = threading.Condition(self._turn)  # workers without a task wait for one
@@ -135,7 +137,7 @@ class Desk(TensorWorkServicer):
     # ---- workers ----------------------------------------------------------------------------------------------------
 
     def GetTensorJob(self, request: pb.GetTensorJobRequest, context: grpc.ServicerContext) -> pb.GetTensorJobResponse:  # noqa: N802
-        return pb.GetTensorJobResponse(job_toml=self._job_toml)
+        return pb.GetTensorJobResponse(job_toml=self._job_toml, process=self._process)
 
     def GetParameters(  # noqa: N802
         self, request: pb.GetParametersRequest, context: grpc.ServicerContext
@@ -207,10 +209,7 @@ class Desk(TensorWorkServicer):
                 seconds = time.monotonic() - began
                 self._seconds += seconds
                 self._gigabyte_seconds += seconds * memory / 1e9
-                if answer is None:
-                    self._board.given_up(worker, gone=False)
-                    self._wake_all()
-                elif self._board.answered(number, worker, time.monotonic()):
+                if self._board.answered(number, worker, time.monotonic()):
                     call.answer = answer
                     call.answered.notify()
 
@@ -233,11 +232,11 @@ def _next(requests: Iterator[pb.WorkRequest]) -> pb.WorkRequest:
     return request
 
 
-def _answer(requests: Iterator[pb.WorkRequest], task: Task, shapes: Shapes) -> Answer | Failed | None:
-    """What the worker says to its task; None: nothing. Raises ValueError for what cannot be one."""
+def _answer(requests: Iterator[pb.WorkRequest], task: Task, shapes: Shapes) -> Answer | Failed:
+    """What the worker says to its task. Raises ValueError for what cannot be an answer."""
     first = _next(requests)
     if first.HasField("no_answer"):
-        return None
+        return Failed("it asked for the layer's parameters too late")
     if first.HasField("failed"):
         return Failed(told(first.failed.why))
     waiting = [first]
