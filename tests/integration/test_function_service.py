@@ -1,34 +1,38 @@
 """A tensor worker as a function of AWS Lambda: invoked over its runtime interface, it works for a graph server."""
 
 import json
+import os
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
 from pathlib import Path
-from queue import SimpleQueue
 
 import pytest
 
 from culm.local.cluster import LocalCluster
 from culm.oracle.plain_loop import run_plain
 from culm.protos import coordinator_pb2 as pb
-from culm.tensor_worker.runtime import asked, serve
-from culm.tensor_worker.worker import TensorWorker, WorkerSettings
-from tests.integration.test_tensor_workers import OnceWorkersAreThere, job, trained
+from culm.tensor_worker.runtime import asked
+from tests.integration.test_tensor_workers import ROOT, OnceWorkersAreThere, job, trained
 
 
 class Service:
-    """Stands in for the service: gives out invocations, and keeps what is answered."""
+    """Stands in for the service: invokes the function again and again, for the graph servers that it is told of."""
 
     def __init__(self) -> None:
-        self.events: SimpleQueue[str] = SimpleQueue()
+        self.servers: list[str] = []  # their addresses
         self.answers: list[tuple[str, dict[str, object]]] = []  # "response" or "error", and its body
-        service = self
+        service, numbers = self, count()
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                body = service.events.get().encode()
+                server = service.servers[next(numbers) % len(service.servers)]
+                body = json.dumps({"server": server, "seconds": 1.0}).encode()
                 self.send_response(200)
                 self.send_header("Lambda-Runtime-Aws-Request-Id", "1")
                 self.send_header("Content-Length", str(len(body)))
@@ -57,28 +61,31 @@ class Service:
             self._server.shutdown()
 
 
-def test_an_invocation_works_for_a_server_and_changes_no_bit(tmp_path: Path) -> None:
+def test_invocations_work_for_servers_and_change_no_bit(tmp_path: Path) -> None:
+    """The function is a process, which the service ends when it likes."""
     service = Service()
-    worker = TensorWorker(WorkerSettings(coordinator="", name="function", runtime=service.address))
     once_there = OnceWorkersAreThere(tmp_path / "run", 1)
-    invoked = threading.Event()
-    count = 40
+    function: list[subprocess.Popen[bytes]] = []
+    command = [sys.executable, "-m", "culm", "tensor-worker"]
+    told = os.environ | {"AWS_LAMBDA_RUNTIME_API": service.address}
 
     def strike(cluster: LocalCluster, status: pb.GetStatusResponse) -> None:
-        if not invoked.is_set() and (addresses := [node.address for node in status.nodes if node.address]):
-            invoked.set()
-            for i in range(count):
-                service.events.put(json.dumps({"server": addresses[i % len(addresses)], "seconds": 1.0}))
+        service.servers = [node.address for node in status.nodes if node.address] or service.servers
+        if service.servers and not function:
+            function.append(subprocess.Popen(command, cwd=ROOT, env=told))
         once_there(cluster, status)
 
+    asked_for = job(steps=100, workers=0)
     with service.running():
-        threading.Thread(target=serve, args=(service.address, worker.work_for, count), daemon=True).start()
-        asked_for = job(steps=400, workers=0)
-        outcome = trained(asked_for, tmp_path / "run", strike)
+        try:
+            outcome = trained(asked_for, tmp_path / "run", strike)
+        finally:
+            for process in function:
+                process.kill()
+                process.wait()
     assert outcome.sha256 == run_plain(asked_for).sha256
-    assert worker.tasks > 0
-    kinds = {kind for kind, _ in service.answers}
-    assert "response" in kinds, "an invocation that ends with its time answers"
+    done = [body["tasks"] for kind, body in service.answers if kind == "response"]
+    assert sum(map(int, map(str, done))) > 0, "an invocation that ends with its time answers"
 
 
 @pytest.mark.parametrize("body", [b"[]", b"{}", b'{"server": 3}', b'{"server": "nowhere"}'])
@@ -88,7 +95,5 @@ def test_an_event_without_a_server_is_refused_in_words(body: bytes) -> None:
 
 
 def test_no_task_begins_when_the_service_is_about_to_end_the_process() -> None:
-    import time
-
     soon = str(int((time.time() + 0.5) * 1e3))
     assert asked(b'{"server": "127.0.0.1:1", "seconds": 60}', soon).until <= time.monotonic()

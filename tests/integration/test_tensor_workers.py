@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from culm.protos.coordinator_pb2_grpc import CoordinatorStub
 from culm.terminal.outcome import Outcome
 
 ROOT = Path(__file__).parents[2]
+PATIENCE = 300.0  # seconds that a run is paused, until what never comes fails the test
 SOAK = bool(os.environ.get("CULM_SOAK"))
 Strikes = Callable[[LocalCluster, pb.GetStatusResponse], None]
 
@@ -64,16 +66,19 @@ class OnceWorkersAreThere:
     def __init__(self, folder: Path, links: int) -> None:
         self._folder, self._links = folder, links
         self._state = "before"
+        self._paused = 0.0
 
     def __call__(self, cluster: LocalCluster, status: pb.GetStatusResponse) -> None:
         with open_channel(cluster.address, "operator") as channel:
             stub = CoordinatorStub(channel)
             if self._state == "before" and status.step >= 1:
                 stub.Pause(pb.PauseRequest())
-                self._state = "paused"
+                self._state, self._paused = "paused", time.monotonic()
             elif self._state == "paused" and self._linked() >= self._links:
                 stub.Resume(pb.ResumeRequest())
                 self._state = "resumed"
+            elif self._state == "paused":
+                assert time.monotonic() - self._paused < PATIENCE, f"fewer than {self._links} workers are there"
 
     def _linked(self) -> int:
         return sum(log.read_text().count("offers itself") for log in self._folder.glob("n*.log"))
