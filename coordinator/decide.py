@@ -51,6 +51,7 @@ from culm.coordinator import (
     rolling_back,
     saving,
     takeover,
+    tensor_work,
     watchdog,
 )
 from culm.coordinator.commands import Command, Dismiss, Persist, Record
@@ -298,7 +299,23 @@ def _tick(state: State, report: Tick, now: float) -> Decision:
     state, proved = checkpoints.looked_back(state)
     state, commands = chain(membership.tick(state, now), now)
     state, watched = watchdog.look(state, now)
-    return state, (*ended, *proved, *commands, *watched)
+    state, chosen = _workers(state, now)
+    return state, (*ended, *proved, *commands, *watched, *chosen)
+
+
+def _workers(state: State, now: float) -> Decision:
+    """How many tensor workers are wanted, where the job leaves that to the run."""
+    bounds, before = state.settings.tensor_work, state.tensor_work
+    if bounds is None or state.phase is not Phase.RUNNING:
+        return state, ()
+    servers = [n for n in state.nodes.values() if n.resources is not None and n.resources.tensor_workers is not None]
+    seen = {(n.node, n.incarnation): n.resources for n in servers if n.resources is not None}
+    after = tensor_work.looked(before, bounds, seen, [n.price for n in servers], now)
+    state, wanted = replace(state, tensor_work=after), after.wanted(bounds)
+    if wanted == before.wanted(bounds):
+        return state, ()
+    chosen = kinds.WorkersChosen(workers=wanted, why=after.reason)
+    return state, (Record(chosen, f"{wanted} tensor workers are wanted: {after.reason}"),)
 
 
 # Chained is what may change who is there, which plan holds, or what an era can begin from. Not chained is what decides

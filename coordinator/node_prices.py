@@ -13,12 +13,13 @@ HOUR = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class NodePrice:
-    """Dollars: of an hour of the node's machine, and of a gigabyte that it sends out of its zone or region."""
+    """Dollars: of an hour of the node's machine, of a gigabyte out of its zone or region, and the like."""
 
     per_hour: float = 0.0
     per_gb_zones: float = 0.0
     per_gb_regions: float = 0.0
     region: str = ""  # where the machine is; empty: nobody has said
+    per_gb_second: float = 0.0  # of a function service there
 
     def is_far_from(self, other: "NodePrice") -> bool:
         """Whether the two are known to be in different regions."""

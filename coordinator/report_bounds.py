@@ -216,10 +216,11 @@ def _resources(seen: pb.Resources) -> str:
     work = seen.tensor_workers
     counts = (("workers", work.workers), ("waiting", work.waiting), ("done", work.done), ("repeated", work.repeated))
     sums = (("seconds of workers", work.seconds), ("gigabyte_seconds", work.gigabyte_seconds))
+    more = (("waited_seconds", work.waited_seconds), ("share", work.share))
     return (
         _numbers(seconds, MOST_SECONDS)
         or _numbers(amounts, MOST_BYTES)
-        or _numbers((*counts, *sums), MOST_COUNT)
+        or _numbers((*counts, *sums, *more), MOST_COUNT)
         or number_problem("accelerator_busy", seen.accelerator_busy, 1.0)
     )
 

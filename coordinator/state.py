@@ -23,6 +23,7 @@ from culm.coordinator.node_prices import FREE, NodePrice
 from culm.coordinator.reports import CheckpointBad, Unread
 from culm.coordinator.requests import Limits, Saving, Spending
 from culm.coordinator.slowness import Pace
+from culm.coordinator.tensor_work import Bounds, TensorWork
 from culm.pipeline.bookmark import Bookmark
 from culm.pipeline.checkpoints.manifest import File
 from culm.pipeline.commit import Commit
@@ -103,6 +104,7 @@ class Settings:
     whole_pipelines: bool = False
     staleness: Staleness = FRESH  # of what chunks of a graph take of each other
     nonfinite: str = "stop"  # or "skip": what becomes of a step whose loss or gradient is not finite
+    tensor_work: Bounds | None = None  # None: how many tensor workers there are is not decided here
     coordinator: str = ""  # the name of the one that decides, as events tell it
     same_hardware: bool = True  # whether a node of another kind than those before it is refused
     # Silence after which a node is lost; also for how long a broken order stream may mend if no neighbour misses the
@@ -342,8 +344,7 @@ class State:
     resumed: bool = False  # whether the run began from a checkpoint
     # Whole ones, oldest first: what a later era may begin from. Invariant: what is about to be deleted is not here.
     checkpoints: tuple[Origin, ...] = ()
-    # Step -> what was evaluated of its weights. Invariant: of checkpoints on record, and of few other steps
-    # (best.KEPT), the newest.
+    # Step -> what was evaluated of its weights. Invariant: of checkpoints, and of a few new steps (best.KEPT).
     evaluated: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
     # Step -> layer -> files, so far. Invariant: of few steps, the newest (checkpoints.SHARES_KEPT).
     saved: Mapping[int, Mapping[int, tuple[File, ...]]] = field(default_factory=dict)
@@ -357,6 +358,7 @@ class State:
     took_over_at: float | None = None
     review: Review | None = None
     watch: Watch = field(default_factory=Watch)
+    tensor_work: TensorWork = field(default_factory=TensorWork)
     # -- what operators ask for
     # Asked for. Invariant: set in PAUSED, and as the plan says then; persisted, as the limits are.
     pause: Pause | None = None

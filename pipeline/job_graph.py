@@ -27,12 +27,11 @@ class GraphSection(Section):
     ] = "range"
     servers: Annotated[Few, "how many graph servers `culm run` starts; their number changes no bit"] = 1
     workers: Annotated[
-        int,
-        Field(ge=0, le=1000),
+        Literal["auto"] | Annotated[int, Field(ge=0, le=1000)],
         "how many tensor workers `culm run` starts; their number changes no bit. Where there is none the graph servers "
-        "compute all themselves",
+        'compute all themselves. "auto": as many as make epochs faster and are worth their price',
     ] = 0
-
+    most_workers: Annotated[Few, 'how many `workers = "auto"` may come to'] = 16
     staleness: Annotated[
         int,
         Field(ge=0, le=64),
@@ -55,6 +54,11 @@ class GraphSection(Section):
             what = f"every {self.refresh} epochs one is fresh, so no value gets {self.staleness} epochs old"
             raise ValueError(f"{what}: set graph.refresh to {self.staleness + 1} or more")
         return self
+
+    @property
+    def first_workers(self) -> int:
+        """How many a run begins with."""
+        return min(self.servers, self.most_workers) if self.workers == "auto" else self.workers
 
     def sections(self) -> dict[str, dict[str, Any]]:
         """The keys of other sections that follow from this one."""

@@ -75,6 +75,8 @@ def tensor_workers_to_proto(seen: TensorWorkers) -> coordinator_pb2.TensorWorker
         repeated=seen.repeated,
         seconds=seen.seconds,
         gigabyte_seconds=seen.gigabyte_seconds,
+        waited_seconds=seen.waited_seconds,
+        share=seen.share,
     )
 
 
@@ -86,6 +88,8 @@ def tensor_workers_from_proto(seen: coordinator_pb2.TensorWorkers) -> TensorWork
         repeated=seen.repeated,
         seconds=seen.seconds,
         gigabyte_seconds=seen.gigabyte_seconds,
+        waited_seconds=seen.waited_seconds,
+        share=seen.share,
     )
 
 

@@ -13,6 +13,8 @@ class TensorWorkers:
     repeated: int = 0
     seconds: float = 0.0
     gigabyte_seconds: float = 0.0
+    waited_seconds: float = 0.0  # of all tasks, until a worker took them
+    share: float = 0.0  # workers, each by the part of its time that it has for this server
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -366,6 +366,8 @@ class TensorWorkers(_message.Message):
     REPEATED_FIELD_NUMBER: _builtins.int
     SECONDS_FIELD_NUMBER: _builtins.int
     GIGABYTE_SECONDS_FIELD_NUMBER: _builtins.int
+    WAITED_SECONDS_FIELD_NUMBER: _builtins.int
+    SHARE_FIELD_NUMBER: _builtins.int
     workers: _builtins.int
     """That are there now."""
     waiting: _builtins.int
@@ -376,7 +378,13 @@ class TensorWorkers(_message.Message):
     seconds: _builtins.float
     """That workers have had tasks."""
     gigabyte_seconds: _builtins.float
-    """The same times the memory that each is billed by."""
+    """That workers were there, times the gigabytes (2**30 bytes) that each is billed by. One that works for several servers
+    counts for each of them by its share.
+    """
+    waited_seconds: _builtins.float
+    """That tasks waited until a worker took them."""
+    share: _builtins.float
+    """Workers that are there, each by the part of its time that it has for this server."""
     def __init__(
         self,
         *,
@@ -386,10 +394,12 @@ class TensorWorkers(_message.Message):
         repeated: _builtins.int = ...,
         seconds: _builtins.float = ...,
         gigabyte_seconds: _builtins.float = ...,
+        waited_seconds: _builtins.float = ...,
+        share: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "gigabyte_seconds", b"gigabyte_seconds", "repeated", b"repeated", "seconds", b"seconds", "waiting", b"waiting", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "gigabyte_seconds", b"gigabyte_seconds", "repeated", b"repeated", "seconds", b"seconds", "share", b"share", "waited_seconds", b"waited_seconds", "waiting", b"waiting", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2010,6 +2020,8 @@ class GetStatusResponse(_message.Message):
     SAVING_STEP_FIELD_NUMBER: _builtins.int
     SAVING_FIELD_NUMBER: _builtins.int
     COORDINATOR_FIELD_NUMBER: _builtins.int
+    WORKERS_WANTED_FIELD_NUMBER: _builtins.int
+    WORKERS_REASON_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     phase: _builtins.str
     """"waiting", "running", "paused", "done" or "failed"."""
@@ -2062,6 +2074,9 @@ class GetStatusResponse(_message.Message):
     """A checkpoint was asked for, and is not whole yet."""
     coordinator: _builtins.str
     """The name of the coordinator that leads: its container's, its pod's, or its host's; empty from an older one."""
+    workers_wanted: _builtins.int
+    """How many tensor workers the run wants, and why, where the job leaves that to it; 0: nothing is known yet."""
+    workers_reason: _builtins.str
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeStatus]: ...
     @_builtins.property
@@ -2121,10 +2136,12 @@ class GetStatusResponse(_message.Message):
         saving_step: _builtins.int = ...,
         saving: _builtins.bool = ...,
         coordinator: _builtins.str = ...,
+        workers_wanted: _builtins.int = ...,
+        workers_reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["pause", b"pause", "plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["awaited", b"awaited", "budget", b"budget", "checkpoint", b"checkpoint", "checkpoint_fault", b"checkpoint_fault", "checkpoint_fault_step", b"checkpoint_fault_step", "checkpoint_folder", b"checkpoint_folder", "checkpoint_sha256", b"checkpoint_sha256", "coordinator", b"coordinator", "cost", b"cost", "detail", b"detail", "era", b"era", "exposure", b"exposure", "exposure_windows", b"exposure_windows", "generation", b"generation", "job", b"job", "kept_seconds", b"kept_seconds", "kill_allowed", b"kill_allowed", "last_layers_saved", b"last_layers_saved", "loss", b"loss", "nodes", b"nodes", "pause", b"pause", "phase", b"phase", "plan", b"plan", "samples_per_epoch", b"samples_per_epoch", "samples_per_second", b"samples_per_second", "samples_per_step", b"samples_per_step", "saving", b"saving", "saving_step", b"saving_step", "stalled_seconds", b"stalled_seconds", "step", b"step", "steps", b"steps", "stop_at", b"stop_at", "stopped_early", b"stopped_early", "term", b"term", "tokens_per_step", b"tokens_per_step", "unpriced", b"unpriced"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["awaited", b"awaited", "budget", b"budget", "checkpoint", b"checkpoint", "checkpoint_fault", b"checkpoint_fault", "checkpoint_fault_step", b"checkpoint_fault_step", "checkpoint_folder", b"checkpoint_folder", "checkpoint_sha256", b"checkpoint_sha256", "coordinator", b"coordinator", "cost", b"cost", "detail", b"detail", "era", b"era", "exposure", b"exposure", "exposure_windows", b"exposure_windows", "generation", b"generation", "job", b"job", "kept_seconds", b"kept_seconds", "kill_allowed", b"kill_allowed", "last_layers_saved", b"last_layers_saved", "loss", b"loss", "nodes", b"nodes", "pause", b"pause", "phase", b"phase", "plan", b"plan", "samples_per_epoch", b"samples_per_epoch", "samples_per_second", b"samples_per_second", "samples_per_step", b"samples_per_step", "saving", b"saving", "saving_step", b"saving_step", "stalled_seconds", b"stalled_seconds", "step", b"step", "steps", b"steps", "stop_at", b"stop_at", "stopped_early", b"stopped_early", "term", b"term", "tokens_per_step", b"tokens_per_step", "unpriced", b"unpriced", "workers_reason", b"workers_reason", "workers_wanted", b"workers_wanted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2364,6 +2381,8 @@ class GetCostResponse(_message.Message):
     NODES_FIELD_NUMBER: _builtins.int
     UNPRICED_FIELD_NUMBER: _builtins.int
     DONE_FIELD_NUMBER: _builtins.int
+    TENSOR_WORK_DOLLARS_FIELD_NUMBER: _builtins.int
+    TENSOR_WORK_GB_SECONDS_FIELD_NUMBER: _builtins.int
     as_of: _builtins.float
     """Unix time, seconds: until when the figures count."""
     dollars: _builtins.float
@@ -2388,6 +2407,9 @@ class GetCostResponse(_message.Message):
     checkpoint_seconds: _builtins.float
     done: _builtins.bool
     """The run is done, and what came after is not counted."""
+    tensor_work_dollars: _builtins.float
+    """Of tensor workers, part of dollars, and the gigabytes (2**30 bytes) times seconds that they are billed by."""
+    tensor_work_gb_seconds: _builtins.float
     @_builtins.property
     def dollars_by_use(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """By what the machines did: forward, backward, redundant, apply, bubble, idle; other: not reported, such as starting."""
@@ -2424,10 +2446,12 @@ class GetCostResponse(_message.Message):
         nodes: _abc.Iterable[Global___NodeCost] | None = ...,
         unpriced: _abc.Iterable[_builtins.str] | None = ...,
         done: _builtins.bool = ...,
+        tensor_work_dollars: _builtins.float = ...,
+        tensor_work_gb_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of", b"as_of", "checkpoint_dollars", b"checkpoint_dollars", "checkpoint_seconds", b"checkpoint_seconds", "crossing_bytes", b"crossing_bytes", "dollars", b"dollars", "dollars_by_use", b"dollars_by_use", "dollars_per_hour", b"dollars_per_hour", "dollars_per_million_tokens", b"dollars_per_million_tokens", "dollars_per_thousand_samples", b"dollars_per_thousand_samples", "done", b"done", "fixed_dollars", b"fixed_dollars", "interruptions", b"interruptions", "nodes", b"nodes", "on_demand_dollars", b"on_demand_dollars", "samples", b"samples", "seconds", b"seconds", "tokens", b"tokens", "transfer_dollars", b"transfer_dollars", "unpriced", b"unpriced", "useful_seconds", b"useful_seconds", "value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of", b"as_of", "checkpoint_dollars", b"checkpoint_dollars", "checkpoint_seconds", b"checkpoint_seconds", "crossing_bytes", b"crossing_bytes", "dollars", b"dollars", "dollars_by_use", b"dollars_by_use", "dollars_per_hour", b"dollars_per_hour", "dollars_per_million_tokens", b"dollars_per_million_tokens", "dollars_per_thousand_samples", b"dollars_per_thousand_samples", "done", b"done", "fixed_dollars", b"fixed_dollars", "interruptions", b"interruptions", "nodes", b"nodes", "on_demand_dollars", b"on_demand_dollars", "samples", b"samples", "seconds", b"seconds", "tensor_work_dollars", b"tensor_work_dollars", "tensor_work_gb_seconds", b"tensor_work_gb_seconds", "tokens", b"tokens", "transfer_dollars", b"transfer_dollars", "unpriced", b"unpriced", "useful_seconds", b"useful_seconds", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

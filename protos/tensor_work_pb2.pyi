@@ -69,6 +69,7 @@ class Offer(_message.Message):
     FINGERPRINT_FIELD_NUMBER: _builtins.int
     HARDWARE_FIELD_NUMBER: _builtins.int
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    SERVERS_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     protocol_version: _builtins.int
     """The wire contract that the worker speaks. A server refuses another one than its own."""
@@ -78,6 +79,8 @@ class Offer(_message.Message):
     """Processor type and instruction set: another kind computes other bits. Refused where the job says so."""
     memory_bytes: _builtins.int
     """What the worker is billed by, beside its time."""
+    servers: _builtins.int
+    """How many servers it works for at the same time: its time is divided between them. 0 is 1."""
     def __init__(
         self,
         *,
@@ -86,10 +89,11 @@ class Offer(_message.Message):
         fingerprint: _builtins.str = ...,
         hardware: _builtins.str = ...,
         memory_bytes: _builtins.int = ...,
+        servers: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint", "hardware", b"hardware", "memory_bytes", b"memory_bytes", "protocol_version", b"protocol_version", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint", "hardware", b"hardware", "memory_bytes", b"memory_bytes", "protocol_version", b"protocol_version", "servers", b"servers", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -131,6 +131,7 @@ class TensorWorker:
             elif job_toml != self._job_toml:
                 what = "two graph servers of one coordinator have other jobs"
                 raise JobError(what, self._settings.coordinator, "start the worker again")
+            self._offer.servers = max(1, len(self._links))
             return self._offer
 
     def _made(self, job: Job, source: ModelSource) -> tensor_work_pb2.Offer:

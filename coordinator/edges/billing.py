@@ -12,7 +12,7 @@ from culm.pipeline.errors import JobError
 from culm.pipeline.money import kinds
 from culm.pipeline.money.ledger import USES, Ledger
 from culm.pipeline.money.prices import PriceTable, load_prices
-from culm.pipeline.resources import Resources
+from culm.pipeline.resources import Resources, TensorWorkers
 
 log = logging.getLogger("culm.coordinator")
 
@@ -73,7 +73,7 @@ class Billing:
             if life is None or life.incarnation != node.incarnation or not life.priced:
                 continue
             zones, regions = life.per_gb.get("zones", 0.0), life.per_gb.get("regions", 0.0)
-            price = NodePrice(life.per_hour, zones, regions, node.machine.region)
+            price = NodePrice(life.per_hour, zones, regions, node.machine.region, self._per_gb_second(node))
             if price != node.price:
                 found[node.node, node.incarnation] = price
         return found
@@ -103,6 +103,27 @@ class Billing:
         busy = sum(times[use] for use in ("forward", "backward", "redundant", "apply"))
         text = f"{node.node} has worked for {busy:.1f} of {total:.1f} s"
         yield Record(used, text)
+        if seen.tensor_workers is not None:
+            yield self._tensor_work(node, seen.tensor_workers)
+
+    def _per_gb_second(self, node: Node) -> float:
+        price = self._prices.function(node.machine.provider)
+        return price.per_gb_second if price is not None else 0.0
+
+    def _tensor_work(self, node: Node, seen: TensorWorkers) -> Record:
+        worked = kinds.TensorWorked(
+            node=node.node,
+            incarnation=node.incarnation,
+            workers=seen.workers,
+            waiting=seen.waiting,
+            done=seen.done,
+            repeated=seen.repeated,
+            seconds=round(seen.seconds, 3),
+            gb_seconds=round(seen.gigabyte_seconds, 3),
+            per_gb_second=self._per_gb_second(node),
+        )
+        text = f"{seen.workers} tensor workers of {node.node}, {seen.done} tasks done, {seen.waiting} wait"
+        return Record(worked, text)
 
     def _priced(self, state: State, ledger: Ledger) -> Iterator[Record]:
         changed = self._reread()

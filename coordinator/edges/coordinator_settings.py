@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from culm.coordinator.requests import Limits
 from culm.coordinator.state import NOTHING_BEFORE, BulksBefore, Settings
+from culm.coordinator.tensor_work import Bounds
 from culm.pipeline import default_ports
 from culm.pipeline.job import Job
 from culm.pipeline.patience import Patience
@@ -64,6 +65,7 @@ class CoordinatorSettings:
             audit=job.resilience.audit,
             whole_pipelines=job.graph is not None,
             staleness=job.staleness,
+            tensor_work=_tensor_work(job),
             nonfinite=job.train.nonfinite,
             same_hardware=job.job.hardware == "same",
             copies=job.resilience.copies_held,
@@ -85,3 +87,9 @@ class CoordinatorSettings:
             searches=job.checkpoint is not None and not self.new_run,
             patience=self.patience,
         )
+
+
+def _tensor_work(job: Job) -> Bounds | None:
+    if job.graph is None or job.graph.workers != "auto":
+        return None
+    return Bounds(first=job.graph.first_workers, most=job.graph.most_workers, threads=job.job.threads)

@@ -43,7 +43,7 @@ class RunStatus:
 
     def response(self, state: State, log: EventLog, now: float, wall: float) -> pb.GetStatusResponse:
         """The whole answer. ``wall``: unix time, which the event log's figures go by."""
-        early = state.ending.early_stop
+        early, bounds = state.ending.early_stop, state.settings.tensor_work
         response = pb.GetStatusResponse(
             job=self._settings.job.job.name,
             phase=state.phase.value,
@@ -75,6 +75,8 @@ class RunStatus:
             stop_at=limits.limits_of(state).stop_at,
             unpriced=state.spending.unpriced if state.spending is not None else (),
             coordinator=state.settings.coordinator,
+            workers_wanted=state.tensor_work.wanted(bounds) if bounds is not None else 0,
+            workers_reason=state.tensor_work.reason,
             saving=state.saving is not None,
             saving_step=(state.saving.step or 0) if state.saving is not None else 0,
             awaited=watchdog.waited_for(state, now) if state.watch.stalled and state.plan is not None else "",

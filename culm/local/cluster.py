@@ -34,6 +34,9 @@ LISTENING = re.compile(rb"^culm coordinator listening on (\S+)$", re.MULTILINE)
 # weeks may lose a process now and then. The coordinator knows whether the job is at fault (rule 16).
 RESTARTS = 5  # attempts to listen at the old address again: its port may be taken for a moment
 RAN_WELL_SECONDS = 600.0
+# A tensor worker is billed as a function of AWS Lambda that has one processor
+# (https://docs.aws.amazon.com/lambda/latest/dg/configuration-memory.html, November 2026).
+WORKER_MEMORY = str(1769 << 20)
 COORDINATOR_FAILURES = 3  # ends with a code above 0, in a row, after which the run fails
 CRASHES = (
     signal.SIGSEGV,
@@ -79,7 +82,8 @@ class LocalCluster:
         self.deaths: list[tuple[str, float]] = []  # (node, unix time)
         self.gone: dict[str, str] = {}  # nodes that are not started again by themselves, and why
         self._wanted = nodes
-        self._workers = [f"w{i}" for i in range(job.graph.workers if job.graph is not None else 0)]
+        self._workers = [f"w{i}" for i in range(job.graph.first_workers if job.graph is not None else 0)]
+        self._workers_started = len(self._workers)
         self._stays_without_nodes = stays_without_nodes
         self._waits_for = nodes if waits_for is None else waits_for
         self._kills = list(kills)
@@ -152,12 +156,24 @@ class LocalCluster:
 
     def add_all(self, further: int) -> None:
         """Starts those nodes that are not started again by themselves, and so many others."""
-        for name in list(self.gone):
+        for name in [name for name in self.gone if name in self.names]:
             self._failed.pop(name, None)
             del self.gone[name]
             self._start_stage(name)
         for _ in range(further):
             self.add(f"n{len(self.names)}")
+
+    def want_workers(self, count: int) -> None:
+        """Starts tensor workers, or lets the newest go, until so many are there."""
+        while len(self._workers) > count:
+            name = self._workers.pop()
+            if name in self._children:
+                self._children[name].interrupt()
+        while len(self._workers) < count:
+            name = f"w{self._workers_started}"
+            self._workers_started += 1
+            self._workers.append(name)
+            self._start_node(name)
 
     def kill(self, name: str) -> None:
         """kill -9, as a machine that is taken away."""
@@ -175,6 +191,9 @@ class LocalCluster:
                 continue
             if name == "coordinator":
                 self._restart_coordinator(child, code)
+                continue
+            if name not in self._workers and name not in self.names:  # a tensor worker that was let go
+                del self._children[name]
                 continue
             if code == 0:
                 del self._children[name]
@@ -253,7 +272,9 @@ class LocalCluster:
     def _start_node(self, name: str) -> None:
         """A node, or a tensor worker, as a process that holds nothing."""
         if name in self._workers:
-            self._start(name, ["tensor-worker", "--coordinator", self.address, "--name", name])
+            self._start(
+                name, ["tensor-worker", "--coordinator", self.address, "--name", name, "--memory", WORKER_MEMORY]
+            )
         else:
             self._start_stage(name)
 

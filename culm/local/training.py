@@ -68,6 +68,8 @@ def train(cluster: LocalCluster, watch: Watcher, disturb: Disturber | None = Non
                 # In place of how long the nodes stay, and how to fetch from them: this command fetches, and ends them.
                 outcome.stopped_early = status.stopped_early
                 status.detail = f"{status.stopped_early or DONE}{last.in_words(status)}"
+            if status.workers_wanted and status.phase == "running":
+                cluster.want_workers(status.workers_wanted)
             watch(status, events, outcome)
             if disturb is not None:
                 disturb(stub, status, cluster.deaths)

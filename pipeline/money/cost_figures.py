@@ -30,6 +30,8 @@ def cost_figures(
         dollars_per_hour=dollars_per_hour,
         transfer_dollars=usage.transfer_dollars,
         crossing_bytes=usage.crossing_bytes,
+        tensor_work_dollars=usage.tensor_dollars,
+        tensor_work_gb_seconds=usage.gb_seconds,
         fixed_dollars=fixed_dollars,
         unpriced=[life.node for life in lives.open.values() if not life.priced],
     )

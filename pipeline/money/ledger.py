@@ -21,6 +21,7 @@ from culm.pipeline.money.kinds import (
     Priced,
     RolledBack,
     Tariff,
+    TensorWorked,
     TookOver,
     Unpaused,
     Used,
@@ -42,6 +43,7 @@ __all__ = ["USES", "Ledger"]
 #       dismissed, price
 #     tariff                     what runs beside the nodes, from the first tariff on     fixed, here
 #     usage                      where machines' time went; bytes between zones           usage
+#     tensor_work                what tensor workers cost                                 usage
 #     plan, commit, rollback     the steps that count; when the one that runs began       trained_steps
 #     lost, rollback,            what went wrong, charged at the commit that follows      interruptions
 #       recovered_coordinator,
@@ -50,8 +52,8 @@ __all__ = ["USES", "Ledger"]
 #     joined, lost, ...          how many nodes there were, for the comparison            counterfactual
 #     done                       nothing counts any more: nodes that stay are not paid
 #
-# The money spent by a moment is the lives that ended, the lives that go on, what runs beside the nodes, and transfer:
-# always added in this order, since floats added in another one differ in their last bit.
+# The money spent by a moment is the lives that ended, the lives that go on, what runs beside the nodes, transfer, and
+# tensor workers: always added in this order, since floats added in another one differ in their last bit.
 
 
 class Ledger:
@@ -84,6 +86,8 @@ class Ledger:
                 self._tariff(at, event)
             case Used():
                 self._usage.take(event, self._lives)
+            case TensorWorked():
+                self._usage.take_tensor_work(at, event, self._lives)
             case Planned():
                 if self._steps.plan(at, entry.step, event, self._spent(at)):
                     self._history.begin(at)
@@ -186,6 +190,8 @@ class Ledger:
             "_by_use": usage.dollars,
             "_transfer": usage.transfer_dollars,
             "_crossing_bytes": usage.crossing_bytes,
+            "_tensor_dollars": usage.tensor_dollars,
+            "_gb_seconds": usage.gb_seconds,
             "_machines_before": lives.left_out_dollars,
             "_on_demand_before": lives.left_out_on_demand,
             "lives": [asdict(life) for life in lives.known],
@@ -232,6 +238,8 @@ class Ledger:
             dollars=document["_by_use"],
             transfer_dollars=document["_transfer"],
             crossing_bytes=document["_crossing_bytes"],
+            tensor_dollars=document.get("_tensor_dollars", 0.0),
+            gb_seconds=document.get("_gb_seconds", 0.0),
         )
         ledger._history = History(**document["history"])
         ledger._fixed = _life(document["fixed"])
@@ -242,8 +250,9 @@ class Ledger:
     # ---- figures ----------------------------------------------------------------------------------------------------
 
     def _spent(self, now: float) -> float:
-        lives, fixed = self._lives, self._fixed_dollars(now)
-        return lives.ended_dollars + lives.open_dollars(now) + fixed + self._usage.transfer_dollars
+        lives, fixed, usage = self._lives, self._fixed_dollars(now), self._usage
+        nodes = lives.ended_dollars + lives.open_dollars(now)
+        return nodes + fixed + usage.transfer_dollars + usage.tensor_dollars
 
     def _fixed_dollars(self, now: float) -> float:
         return self._fixed.dollars(now) if self._fixed.priced else 0.0

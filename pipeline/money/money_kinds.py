@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from culm.pipeline.money.event import Event, Incarnation, Node
+from culm.pipeline.money.event import Event, Incarnation, Node, Why
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,3 +61,28 @@ class Used(Event):
     accelerator_busy: Annotated[float | None, "share of the time in which its accelerator computes, if known"] = None
     accelerator_used_bytes: Annotated[int, "memory of its accelerator that is taken, in bytes"] = 0
     accelerator_bytes: Annotated[int, "memory of its accelerator, in bytes; 0: it has none"] = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorWorked(Event):
+    """What tensor workers have done for a graph server since it started, and what waits for them."""
+
+    kind = "tensor_work"
+    node: Annotated[str, "the graph server"]
+    incarnation: Incarnation
+    workers: Annotated[int, "that are there now"]
+    waiting: Annotated[int, "tasks that no worker has taken yet"]
+    done: Annotated[int, "tasks"]
+    repeated: Annotated[int, "tasks that a second worker was given, since the first one was late"]
+    seconds: Annotated[float, "seconds for which workers have had tasks"]
+    gb_seconds: Annotated[float, "the memory that workers are billed by times the seconds for which they were there"]
+    per_gb_second: Annotated[float, "dollars for a gigabyte (2**30 bytes) and a second; 0: not known"] = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkersChosen(Event):
+    """How many tensor workers the run wants from now on."""
+
+    kind = "workers"
+    workers: int
+    why: Why

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, fields
 
-from culm.pipeline.money.kinds import Used
+from culm.pipeline.money.kinds import TensorWorked, Used
 from culm.pipeline.money.lives import HOUR, Lives
 from culm.pipeline.times import TimeSplit
 
@@ -12,6 +12,9 @@ from culm.pipeline.times import TimeSplit
 #
 # Time counts at the price of the moment, and never below zero. Bytes are paid by their sender, by the machines as they
 # were announced; to a peer that nobody knows they cost nothing.
+#
+# Tensor workers are no nodes: the graph server that they work for tells for how long they were there, and they are paid
+# at the price that comes with it.
 
 USES = tuple(f.name for f in fields(TimeSplit))
 GB = 1e9  # as clouds bill it
@@ -24,6 +27,8 @@ class Usage:
     dollars: dict[str, float] = field(default_factory=lambda: dict.fromkeys(USES, 0.0))  # by use
     transfer_dollars: float = 0.0
     crossing_bytes: int = 0  # between zones or regions
+    tensor_dollars: float = 0.0  # of tensor workers
+    gb_seconds: float = 0.0  # that these are billed by
 
     def take(self, event: Used, lives: Lives) -> None:
         """What a node reports of itself."""
@@ -41,3 +46,16 @@ class Usage:
             if crossed:
                 self.crossing_bytes += more
                 self.transfer_dollars += more / GB * life.per_gb.get(crossed, 0.0)
+
+    def take_tensor_work(self, at: float, event: TensorWorked, lives: Lives) -> None:
+        """What a graph server reports of its tensor workers."""
+        life = lives.by_incarnation.get((event.node, event.incarnation))
+        if life is None:
+            return
+        more = max(0.0, event.gb_seconds - life.gb_seconds)
+        life.gb_seconds = event.gb_seconds
+        self.gb_seconds += more
+        self.tensor_dollars += more * event.per_gb_second
+        since, life.tensor_until = life.tensor_until or life.joined, at
+        if at > since:
+            life.tensor_per_hour = more * event.per_gb_second / (at - since) * HOUR

@@ -40,13 +40,16 @@ class Board:
         self.workers: dict[int, tuple[Hashable, float] | None] = {}
         self.relaunched = 0  # tasks that were given to a second worker
         self.done = 0  # first answers
+        self.waited_seconds = 0.0  # of all tasks, until they were taken
 
     def put(self, number: int, kind: Hashable, now: float) -> None:
         self._open[number] = Entry(kind, now)
 
-    def withdraw(self, number: int) -> None:
+    def withdraw(self, number: int, now: float) -> None:
         """Nobody waits for it any more."""
-        self._open.pop(number, None)
+        entry = self._open.pop(number, None)
+        if entry is not None and not entry.workers:
+            self.waited_seconds += now - entry.since
 
     def take(self, worker: int, now: float) -> int | None:
         """What the worker is to do next; None: nothing at present."""
@@ -56,6 +59,7 @@ class Board:
             self.relaunched += number is not None
         if number is not None:
             entry = self._open[number]
+            self.waited_seconds += now - entry.since if not entry.workers else 0.0
             entry.workers[worker] = entry.since = now
             self.workers[worker] = entry.kind, now
         return number

@@ -29,6 +29,7 @@ from culm.pipeline.user_code.graph.tasks import Task
 from culm.pipeline.version import PROTOCOL_VERSION
 from culm.protos import tensor_work_pb2 as pb
 from culm.protos.tensor_work_pb2_grpc import TensorWorkServicer
+from culm.stage_server.tensor_work.bill import Bill
 from culm.stage_server.tensor_work.board import Board
 
 log = logging.getLogger("culm.tensor_work")
@@ -80,7 +81,8 @@ class Desk(TensorWorkServicer):
         self._numbers = count()
         self._workers = count()
         self._closed = False
-        self._seconds = self._gigabyte_seconds = 0.0  # that workers have had tasks, and the same times their memory
+        self._seconds = 0.0  # that workers have had tasks
+        self._bill = Bill()
 
     @property
     def has_workers(self) -> bool:
@@ -95,7 +97,9 @@ class Desk(TensorWorkServicer):
                 done=self._board.done,
                 repeated=self._board.relaunched,
                 seconds=self._seconds,
-                gigabyte_seconds=self._gigabyte_seconds,
+                gigabyte_seconds=self._bill.gigabyte_seconds(time.monotonic()),
+                waited_seconds=self._board.waited_seconds,
+                share=self._bill.share(),
             )
 
     def close(self) -> None:
@@ -126,7 +130,7 @@ class Desk(TensorWorkServicer):
             self._work.notify()
             while call.answer is None:
                 if self._closed or self._board.is_left(number, time.monotonic()):
-                    self._board.withdraw(number)
+                    self._board.withdraw(number, time.monotonic())
                     break
                 call.answered.wait(LOOK_SECONDS)
             del self._calls[number]
@@ -159,15 +163,17 @@ class Desk(TensorWorkServicer):
         with self._turn:
             worker = next(self._workers)
             self._board.workers[worker] = None
+            self._bill.came(worker, first.offer.memory_bytes, max(1, first.offer.servers), time.monotonic())
         name, megabytes = told(first.offer.worker), first.offer.memory_bytes >> 20
         log.info("the tensor worker %s offers itself, with %d MB", name, megabytes)
         try:
-            yield from self._serve(worker, request_iterator, first.offer.memory_bytes, context.is_active)
+            yield from self._serve(worker, request_iterator, context.is_active)
         except (grpc.RpcError, ValueError, Corrupted) as error:
             log.info("the stream of the tensor worker %s ends: %s", name, told(str(error)))
         finally:
             with self._turn:
                 self._board.given_up(worker)
+                self._bill.went(worker, time.monotonic())
                 self._wake_all()
 
     def _unfit(self, offer: pb.Offer) -> str:
@@ -183,7 +189,7 @@ class Desk(TensorWorkServicer):
         return ""
 
     def _serve(
-        self, worker: int, requests: Iterator[pb.WorkRequest], memory: int, is_there: Callable[[], bool]
+        self, worker: int, requests: Iterator[pb.WorkRequest], is_there: Callable[[], bool]
     ) -> Iterator[pb.WorkResponse]:
         while (taken := self._next(worker, is_there)) is not None:
             number, call = taken
@@ -206,9 +212,7 @@ class Desk(TensorWorkServicer):
                 yield pb.WorkResponse(piece=piece)
             answer = _answer(requests, task, call.shapes)
             with self._turn:
-                seconds = time.monotonic() - began
-                self._seconds += seconds
-                self._gigabyte_seconds += seconds * memory / 1e9
+                self._seconds += time.monotonic() - began
                 if self._board.answered(number, worker, time.monotonic()):
                     call.answer = answer
                     call.answered.notify()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.graph_paced import job as paced_job
 from culm.local.cluster import LocalCluster
 from culm.local.training import train
 from culm.oracle.plain_loop import run_plain
@@ -66,6 +67,7 @@ class OnceWorkersAreThere:
     def __init__(self, folder: Path, links: int) -> None:
         self._folder, self._links = folder, links
         self._state = "before"
+        self.resumed = False
         self._paused = 0.0
 
     def __call__(self, cluster: LocalCluster, status: pb.GetStatusResponse) -> None:
@@ -76,7 +78,7 @@ class OnceWorkersAreThere:
                 self._state, self._paused = "paused", time.monotonic()
             elif self._state == "paused" and self._linked() >= self._links:
                 stub.Resume(pb.ResumeRequest())
-                self._state = "resumed"
+                self._state, self.resumed = "resumed", True
             elif self._state == "paused":
                 assert time.monotonic() - self._paused < PATIENCE, f"fewer than {self._links} workers are there"
 
@@ -99,6 +101,37 @@ def test_workers_change_no_bit(tmp_path: Path, model: str, staleness: int) -> No
     outcome = trained(asked, tmp_path / "run", OnceWorkersAreThere(tmp_path / "run", 4))
     assert outcome.sha256 == run_plain(asked).sha256
     assert tasks_done(tmp_path / "run") > 0, "workers had something to do"
+
+
+def test_workers_come_and_go_as_they_are_wanted(tmp_path: Path) -> None:
+    asked, seen = job(steps=120, workers=1), set[int]()
+    once_there = OnceWorkersAreThere(tmp_path / "run", 6)
+
+    def strike(cluster: LocalCluster, status: pb.GetStatusResponse) -> None:
+        workers = [name for name in cluster.pids() if name.startswith("w")]
+        seen.add(len(workers))
+        cluster.want_workers(1 if once_there.resumed else 3)
+        once_there(cluster, status)
+
+    outcome = trained(asked, tmp_path / "run", strike)
+    assert outcome.sha256 == run_plain(asked).sha256
+    assert {1, 3} <= seen, "two more came, and went again"
+
+
+@pytest.mark.slow
+def test_the_run_finds_out_how_many_workers_it_wants(tmp_path: Path) -> None:
+    """Each task holds a worker for 20 ms without its processor, so several of them are worth having."""
+    fixed = paced_job(chunks=8, workers=0, staleness=0, steps=120, vertices=400)
+    assert fixed.graph is not None
+    auto = fixed.model_copy(update={"graph": fixed.graph.model_copy(update={"workers": "auto"})})
+    wanted = [0]
+
+    def strike(cluster: LocalCluster, status: pb.GetStatusResponse) -> None:
+        wanted.append(status.workers_wanted)
+
+    outcome = trained(auto, tmp_path / "run", strike)
+    assert outcome.sha256 == run_plain(fixed).sha256
+    assert max(wanted) >= 2
 
 
 def test_workers_that_are_killed_or_hang_change_no_bit(tmp_path: Path) -> None:

@@ -323,3 +323,34 @@ def test_figures_say_whether_the_run_is_over() -> None:
     assert in_words(over)[0] == "whole run       $0.0520, $0.7560 an hour at its end; what came after is not counted"
     log.events.pop()
     assert in_words(log.figures(42))[0] == "so far          $0.0520, now $0.7560 an hour"
+
+
+def test_tensor_workers_are_paid_by_what_their_server_tells() -> None:
+    log = worked_example()
+    del log.events[-1]
+    before = log.figures(42).dollars
+    work: dict[str, object] = {"workers": 2, "waiting": 0, "done": 9, "repeated": 0, "seconds": 3.0}
+    for at, node, incarnation, gb_seconds, price in (
+        (42, "n0", 1, 100.0, 1e-5),
+        (42, "n0", 1, 300.0, 2e-5),  # the first hundred are paid at the first price
+        (42, "n1", 1, 50.0, 1e-5),  # it is lost, and this its last word
+        (42, "n9", 1, 50.0, 1e-5),  # nobody knows it
+    ):
+        sums: dict[str, object] = {"gb_seconds": gb_seconds, "per_gb_second": price}
+        log.happens(at, "tensor_work", node=node, incarnation=incarnation, **work, **sums)
+    figures = log.figures(42)
+    assert figures.tensor_work_gb_seconds == 350.0
+    assert figures.tensor_work_dollars == pytest.approx(100 * 1e-5 + 200 * 2e-5 + 50 * 1e-5)
+    assert figures.dollars == pytest.approx(before + figures.tensor_work_dollars)
+    assert any(line.startswith("tensor workers  350 GB-seconds, $0.0055") for line in in_words(figures))
+
+
+def test_an_hour_of_tensor_workers_is_what_they_cost_lately() -> None:
+    log = Log()
+    log.joins(0, "n0", per_hour=0.36)
+    work: dict[str, object] = {"workers": 2, "waiting": 0, "done": 9, "repeated": 0, "seconds": 3.0}
+    for at, gb_seconds in ((10, 20.0), (20, 60.0)):
+        log.happens(at, "tensor_work", node="n0", incarnation=1, gb_seconds=gb_seconds, per_gb_second=1e-5, **work)
+    assert log.figures(30).dollars_per_hour == pytest.approx(0.36 + 4.0 * 1e-5 * 3600)
+    log.loses(31, "n0", 0)
+    assert log.figures(32).dollars_per_hour == 0.0

@@ -83,7 +83,7 @@ def test_the_ledger_tells_what_the_state_does_not_know() -> None:
     for event in (kinds.Joined(node="n0", incarnation=1, region="us-east-1", zone="a"), priced):
         ledger.take(Entry(sequence=1, time=0.0, kind=event.kind, text="", step=0, generation=0, event=event))
     news = billing.news(state, ledger)
-    assert news == {("n0", 1): NodePrice(0.91, 0.02, 0.0, "us-east-1")}
+    assert news == {("n0", 1): NodePrice(0.91, 0.02, 0.0, "us-east-1", per_gb_second=0.0000166667)}
     state, _ = advance(state, Priced(news), 0.0)
     assert billing.news(state, ledger) == {}
     assert billing.news(replace(state, nodes={"n0": replace(node, incarnation=2)}), ledger) == {}

@@ -66,6 +66,7 @@ def bars(source: Source) -> None:
     cost = source.look().cost
     uses = {use: dollars for use, dollars in cost.dollars_by_use.items() if dollars > 0}
     uses |= {"transfer": cost.transfer_dollars} if cost.transfer_dollars else {}
+    uses |= {"tensor workers": cost.tensor_work_dollars} if cost.tensor_work_dollars else {}
     uses |= {"fixed": cost.fixed_dollars} if cost.fixed_dollars else {}
     ways = {"this run": cost.dollars, "on demand": cost.on_demand_dollars}
     ways["with checkpoints and restarts"] = cost.checkpoint_dollars
