@@ -70,6 +70,7 @@ class Offer(_message.Message):
     HARDWARE_FIELD_NUMBER: _builtins.int
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     SERVERS_FIELD_NUMBER: _builtins.int
+    AHEAD_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     protocol_version: _builtins.int
     """The wire contract that the worker speaks. A server refuses another one than its own."""
@@ -81,6 +82,8 @@ class Offer(_message.Message):
     """What the worker is billed by, beside its time."""
     servers: _builtins.int
     """How many servers it works for at the same time: its time is divided between them. 0 is 1."""
+    ahead: _builtins.bool
+    """This is a worker's second stream: a task comes here only if no worker is there that has nothing to do."""
     def __init__(
         self,
         *,
@@ -90,10 +93,11 @@ class Offer(_message.Message):
         hardware: _builtins.str = ...,
         memory_bytes: _builtins.int = ...,
         servers: _builtins.int = ...,
+        ahead: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint", "hardware", b"hardware", "memory_bytes", b"memory_bytes", "protocol_version", b"protocol_version", "servers", b"servers", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ahead", b"ahead", "fingerprint", b"fingerprint", "hardware", b"hardware", "memory_bytes", b"memory_bytes", "protocol_version", b"protocol_version", "servers", b"servers", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -156,6 +160,9 @@ class WorkRequest(_message.Message):
     ANSWER_FIELD_NUMBER: _builtins.int
     FAILED_FIELD_NUMBER: _builtins.int
     NO_ANSWER_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    seconds: _builtins.float
+    """With the first piece of an answer: for which the worker computed."""
     @_builtins.property
     def offer(self) -> Global___Offer: ...
     @_builtins.property
@@ -177,10 +184,11 @@ class WorkRequest(_message.Message):
         answer: Global___TensorPiece | None = ...,
         failed: Global___TaskFailed | None = ...,
         no_answer: Global___NoAnswer | None = ...,
+        seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "body", b"body", "failed", b"failed", "no_answer", b"no_answer", "offer", b"offer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "body", b"body", "failed", b"failed", "no_answer", b"no_answer", "offer", b"offer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "body", b"body", "failed", b"failed", "no_answer", b"no_answer", "offer", b"offer", "seconds", b"seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["offer", "answer", "failed", "no_answer"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015

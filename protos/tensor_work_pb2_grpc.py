@@ -64,7 +64,8 @@ class TensorWorkServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Work(self, request_iterator, context):
-        """One stream a worker, or several: it offers itself, then takes one task after the other and answers each.
+        """It offers itself, then takes one task after the other and answers each. A second stream brings it the next task while
+        it does the one before.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

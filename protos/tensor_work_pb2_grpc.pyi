@@ -36,7 +36,9 @@ class TensorWorkStub:
     GetTensorJob: _grpc.UnaryUnaryMultiCallable[_tensor_work_pb2.GetTensorJobRequest, _tensor_work_pb2.GetTensorJobResponse]
     """What the worker needs to know before it offers itself."""
     Work: _grpc.StreamStreamMultiCallable[_tensor_work_pb2.WorkRequest, _tensor_work_pb2.WorkResponse]
-    """One stream a worker, or several: it offers itself, then takes one task after the other and answers each."""
+    """It offers itself, then takes one task after the other and answers each. A second stream brings it the next task while
+    it does the one before.
+    """
     GetParameters: _grpc.UnaryStreamMultiCallable[_tensor_work_pb2.GetParametersRequest, _tensor_work_pb2.GetParametersResponse]
     """A layer's parameters of one edition. NOT_FOUND: they have changed since."""
 
@@ -48,7 +50,9 @@ class TensorWorkAsyncStub(TensorWorkStub):
     GetTensorJob: _aio.UnaryUnaryMultiCallable[_tensor_work_pb2.GetTensorJobRequest, _tensor_work_pb2.GetTensorJobResponse]  # type: ignore[assignment]
     """What the worker needs to know before it offers itself."""
     Work: _aio.StreamStreamMultiCallable[_tensor_work_pb2.WorkRequest, _tensor_work_pb2.WorkResponse]  # type: ignore[assignment]
-    """One stream a worker, or several: it offers itself, then takes one task after the other and answers each."""
+    """It offers itself, then takes one task after the other and answers each. A second stream brings it the next task while
+    it does the one before.
+    """
     GetParameters: _aio.UnaryStreamMultiCallable[_tensor_work_pb2.GetParametersRequest, _tensor_work_pb2.GetParametersResponse]  # type: ignore[assignment]
     """A layer's parameters of one edition. NOT_FOUND: they have changed since."""
 
@@ -69,7 +73,9 @@ class TensorWorkServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_tensor_work_pb2.WorkRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_tensor_work_pb2.WorkResponse], _abc.AsyncIterator[_tensor_work_pb2.WorkResponse]]:
-        """One stream a worker, or several: it offers itself, then takes one task after the other and answers each."""
+        """It offers itself, then takes one task after the other and answers each. A second stream brings it the next task while
+        it does the one before.
+        """
 
     @_abc_1.abstractmethod
     def GetParameters(

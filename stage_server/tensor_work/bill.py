@@ -18,7 +18,8 @@ class Bill:
         self._there[worker] = 1 / servers, memory_bytes / GIGABYTE / servers, now
 
     def went(self, worker: int, now: float) -> None:
-        _, gigabytes, since = self._there.pop(worker)
+        """Does nothing for one that did not come."""
+        _, gigabytes, since = self._there.pop(worker, (0.0, 0.0, now))
         self._over += gigabytes * (now - since)
 
     def gigabyte_seconds(self, now: float) -> float:

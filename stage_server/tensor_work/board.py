@@ -8,6 +8,9 @@
 #     given_up    the worker is gone: it waits again, in its old place
 #     late        a worker has had it for much longer than such tasks take: whoever asks next gets it as well
 #
+# A worker may ask ahead, on a second stream: its next task travels while it does the one before. Such a stream gets
+# what remains once each worker that has nothing to do has a task.
+#
 # A server does what nobody takes: all of it where there is no worker, or where each one has had its task for too long,
 # and what is late even for the second worker. A worker that hangs is no worker until it answers.
 
@@ -38,6 +41,7 @@ class Board:
         self._times: dict[Hashable, list[float]] = {}
         # Of each worker that is there, by number: the kind of what it does, and since when; None: it does nothing.
         self.workers: dict[int, tuple[Hashable, float] | None] = {}
+        self.ahead: set[int] = set()  # streams of theirs that ask ahead, by numbers of their own
         self.relaunched = 0  # tasks that were given to a second worker
         self.done = 0  # first answers
         self.waited_seconds = 0.0  # of all tasks, until they were taken
@@ -54,19 +58,23 @@ class Board:
     def take(self, worker: int, now: float) -> int | None:
         """What the worker is to do next; None: nothing at present."""
         number = next((number for number, entry in self._open.items() if not entry.workers), None)
-        if number is None:
+        if worker in self.ahead:
+            number = number if self.has_more else None
+        elif number is None:
             number = next((number for number, entry in self._open.items() if self._is_to_repeat(entry, now)), None)
             self.relaunched += number is not None
         if number is not None:
             entry = self._open[number]
             self.waited_seconds += now - entry.since if not entry.workers else 0.0
             entry.workers[worker] = entry.since = now
-            self.workers[worker] = entry.kind, now
+            if worker not in self.ahead:
+                self.workers[worker] = entry.kind, now
         return number
 
     def answered(self, number: int, worker: int, now: float) -> bool:
         """Whether this answer is the first one."""
-        self.workers[worker] = None
+        if worker not in self.ahead:
+            self.workers[worker] = None
         entry = self._open.pop(number, None)
         if entry is None:
             return False
@@ -78,8 +86,9 @@ class Board:
         return True
 
     def given_up(self, worker: int) -> None:
-        """The worker is gone."""
-        del self.workers[worker]
+        """The worker is gone, or its stream that asks ahead."""
+        self.workers.pop(worker, None)
+        self.ahead.discard(worker)
         for entry in self._open.values():
             entry.workers.pop(worker, None)
 
@@ -97,6 +106,11 @@ class Board:
     def waiting(self) -> int:
         """Tasks that nobody does yet."""
         return sum(not entry.workers for entry in self._open.values())
+
+    @property
+    def has_more(self) -> bool:
+        """Whether more tasks wait than there are workers that have nothing to do."""
+        return self.waiting > sum(does is None for does in self.workers.values())
 
     def usual(self, kind: Hashable) -> float:
         """Seconds that a task of this kind takes; 0: nobody knows."""

@@ -76,6 +76,7 @@ class Desk(TensorWorkServicer):
         self._turn = threading.Lock()  # guards all that follows
         # Each thread is woken for what it waits for alone: to wake all of them takes longer than a small task.
         self._work = threading.Condition(self._turn)  # workers without a task wait for one
+        self._more = threading.Condition(self._turn)  # and those that ask ahead for another one
         self._board = Board()
         self._calls: dict[int, Call] = {}  # that somebody waits for
         self._numbers = count()
@@ -111,6 +112,7 @@ class Desk(TensorWorkServicer):
     def _wake_all(self) -> None:
         """Whoever waits looks again. Called with the lock held."""
         self._work.notify_all()
+        self._more.notify_all()
         for call in self._calls.values():
             call.answered.notify()
 
@@ -127,7 +129,7 @@ class Desk(TensorWorkServicer):
             number = next(self._numbers)
             self._calls[number] = call
             self._board.put(number, kind, time.monotonic())
-            self._work.notify()
+            (self._more if self._board.has_more else self._work).notify()
             while call.answer is None:
                 if self._closed or self._board.is_left(number, time.monotonic()):
                     self._board.withdraw(number, time.monotonic())
@@ -162,10 +164,14 @@ class Desk(TensorWorkServicer):
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, why)
         with self._turn:
             worker = next(self._workers)
-            self._board.workers[worker] = None
-            self._bill.came(worker, first.offer.memory_bytes, max(1, first.offer.servers), time.monotonic())
+            if first.offer.ahead:
+                self._board.ahead.add(worker)
+            else:
+                self._board.workers[worker] = None
+                self._bill.came(worker, first.offer.memory_bytes, max(1, first.offer.servers), time.monotonic())
         name, megabytes = told(first.offer.worker), first.offer.memory_bytes >> 20
-        log.info("the tensor worker %s offers itself, with %d MB", name, megabytes)
+        if not first.offer.ahead:
+            log.info("the tensor worker %s offers itself, with %d MB", name, megabytes)
         try:
             yield from self._serve(worker, request_iterator, context.is_active)
         except (grpc.RpcError, ValueError, Corrupted) as error:
@@ -210,21 +216,22 @@ class Desk(TensorWorkServicer):
             )
             for piece in others:
                 yield pb.WorkResponse(piece=piece)
-            answer = _answer(requests, task, call.shapes)
+            answer, seconds = _answer(requests, task, call.shapes)
             with self._turn:
-                self._seconds += time.monotonic() - began
+                self._seconds += min(max(seconds, 0.0), time.monotonic() - began)
                 if self._board.answered(number, worker, time.monotonic()):
                     call.answer = answer
                     call.answered.notify()
 
     def _next(self, worker: int, is_there: Callable[[], bool]) -> "tuple[int, Call] | None":
         """What the worker does next; None: it is to go, or has gone."""
+        waits = self._more if worker in self._board.ahead else self._work
         with self._turn:
             while not self._closed and is_there():
                 number = self._board.take(worker, time.monotonic())
                 if number is not None:
                     return number, self._calls[number]
-                self._work.wait(LOOK_SECONDS)
+                waits.wait(LOOK_SECONDS)
         return None
 
 
@@ -236,13 +243,13 @@ def _next(requests: Iterator[pb.WorkRequest]) -> pb.WorkRequest:
     return request
 
 
-def _answer(requests: Iterator[pb.WorkRequest], task: Task, shapes: Shapes) -> Answer | Failed:
-    """What the worker says to its task. Raises ValueError for what cannot be an answer."""
+def _answer(requests: Iterator[pb.WorkRequest], task: Task, shapes: Shapes) -> tuple[Answer | Failed, float]:
+    """What the worker says to its task, and its seconds. Raises ValueError for what cannot be an answer."""
     first = _next(requests)
     if first.HasField("no_answer"):
-        return Failed("it asked for the layer's parameters too late")
+        return Failed("it asked for the layer's parameters too late"), first.seconds
     if first.HasField("failed"):
-        return Failed(told(first.failed.why))
+        return Failed(told(first.failed.why)), first.seconds
     waiting = [first]
 
     def next_piece() -> pb.TensorPiece:
@@ -254,7 +261,7 @@ def _answer(requests: Iterator[pb.WorkRequest], task: Task, shapes: Shapes) -> A
     found = by_number(assembled(next_piece))
     if why := misfit(task, shapes, found):
         raise ValueError(why)
-    return found
+    return found, first.seconds
 
 
 def misfit(task: Task, shapes: Shapes, found: Answer) -> str:

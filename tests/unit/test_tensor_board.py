@@ -80,3 +80,48 @@ def test_what_is_late_even_for_a_second_worker_is_left_to_the_server() -> None:
     assert board.take(1, UNKNOWN_SECONDS + 1.0) == 0
     assert not board.is_left(0, UNKNOWN_SECONDS + 2.0)
     assert board.is_left(0, 2 * UNKNOWN_SECONDS + 2.0)
+
+
+def test_a_stream_that_asks_ahead_gets_what_remains_for_no_idle_worker() -> None:
+    board = with_workers(2)
+    board.ahead.add(2)
+    for number in (0, 1):
+        board.put(number, KIND, 0.0)
+    assert board.take(2, 0.0) is None, "two tasks, and two workers that have nothing to do"
+    assert board.take(0, 0.0) == 0
+    assert board.take(2, 0.0) is None
+    board.put(2, KIND, 0.1)
+    assert board.take(2, 0.1) == 1, "one remains for the other worker"
+    assert board.take(1, 0.1) == 2
+    assert board.answered(1, 2, 0.2)
+    assert set(board.workers) == {0, 1}
+
+
+def test_what_a_lost_stream_had_waits_again() -> None:
+    board = with_workers(1)
+    board.ahead.add(1)
+    for number in (0, 1):
+        board.put(number, KIND, 0.0)
+    assert [board.take(0, 0.0), board.take(1, 0.0)] == [0, 1]
+    board.given_up(1)
+    assert board.answered(0, 0, 1.0)
+    assert board.take(0, 1.0) == 1
+
+
+def test_workers_that_hang_leave_the_work_though_they_could_ask_ahead() -> None:
+    board = with_workers(1)
+    board.ahead.add(1)
+    board.put(0, KIND, 0.0)
+    assert board.take(0, 0.0) == 0
+    late = UNKNOWN_SECONDS + 0.1
+    board.put(1, KIND, late)
+    assert board.is_left(1, late)
+
+
+def test_tasks_wait_until_they_are_taken() -> None:
+    board = with_workers(1)
+    for number in (0, 1):
+        board.put(number, KIND, 0.0)
+    assert board.take(0, 1.0) == 0
+    board.withdraw(1, 3.0)
+    assert board.waited_seconds == 4.0
