@@ -85,7 +85,8 @@ def per_hour(workers: int) -> float:
     prices = load_prices()
     machine = prices.machine(Machine("aws", "c5.xlarge", "us-east-1", "", "on-demand"))
     function = prices.function("aws")
-    assert machine is not None and machine.on_demand is not None
+    assert machine is not None
+    assert machine.on_demand is not None
     assert function is not None
     processors = 4
     gigabytes = int(WORKER_MEMORY) / (1 << 30)

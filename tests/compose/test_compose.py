@@ -18,6 +18,7 @@ UI_PORT = 18501
 CHANGES = (f"job.steps={STEPS}", "model.args.width=96", "model.args.depth=6")
 SAFE = {"0": 0.0, "1": 0.0, "2": 0.0, "3": 0.0}
 ONE_PIPELINE, GRID = "examples/stdlib_gpt.toml", "examples/stdlib_gpt_grid.toml"
+GRAPH, GRAPH_CHANGES = "examples/blocks.toml", ("graph.args.vertices=20000",)
 HERE = Path(__file__).parent
 
 
@@ -31,6 +32,21 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Project]:
     project = Project("culm-test", [HERE / "short.yml"], environment)
     try:
         project.up("redis", "coordinator", "stage", "ui")
+        yield project
+    finally:
+        project.down()
+
+
+@pytest.fixture
+def graph() -> Iterator[Project]:
+    """The profile graph: servers, and tensor workers beside them."""
+    try:
+        docker("image", "inspect", *IMAGES)
+    except (EngineError, FileNotFoundError) as error:
+        pytest.skip(f"no engine with the images: {error}")
+    project = Project("culm-graph", [HERE / "graph.yml"], {"STEPS": str(STEPS), "CULM_JOB": GRAPH, "CULM_NODES": "2"})
+    try:
+        project.up("redis", "coordinator", "stage", "tensor-worker")
         yield project
     finally:
         project.down()
@@ -85,6 +101,27 @@ def test_owners_of_a_grid_are_killed_and_not_a_bit_changes(cluster: Project) -> 
     assert kinds.count("lost") == 3
     assert "rollback" not in kinds
     assert cluster.weights() == cluster.plain_weights(GRID, CHANGES)
+
+
+def test_workers_and_a_server_of_a_graph_are_killed_and_not_a_bit_changes(graph: Project) -> None:
+    def workers(told: dict[str, Any]) -> list[int]:
+        return [
+            n["resources"]["tensor_workers"]["workers"] for n in told["nodes"] if "tensor_workers" in n["resources"]
+        ]
+
+    graph.until(lambda s: s["step"] >= 5 and workers(s) == [2, 2])
+    lost = graph.containers("tensor-worker")[0]
+    docker("kill", lost)
+    graph.until(lambda s: workers(s) == [1, 1])
+    docker("start", lost)
+    told = graph.until(lambda s: workers(s) == [2, 2])
+    server = next(n["id"] for n in told["nodes"] if n["stages"])
+    docker("kill", server)
+    graph.until(lambda s: server not in {n["id"] for n in s["nodes"]})
+    docker("start", server)
+    graph.until(lambda s: bool(s["phase"] == "done"))
+    assert [event["kind"] for event in graph.events()].count("lost") == 1
+    assert graph.weights() == graph.plain_weights(GRAPH, (f"job.steps={STEPS}", *GRAPH_CHANGES))
 
 
 def test_a_node_that_dies_comes_back_by_itself_and_nobody_sees_more_than_it_must(cluster: Project) -> None:
