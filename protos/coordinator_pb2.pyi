@@ -2383,7 +2383,9 @@ class GetCostResponse(_message.Message):
     crossing_bytes: _builtins.int
     fixed_dollars: _builtins.float
     on_demand_dollars: _builtins.float
-    """The same training on on-demand machines that nobody takes away, and with checkpoints and restarts on these ones."""
+    """The same training on on-demand machines that nobody takes away, and with checkpoints and restarts on these ones.
+    Both with what the run pays beside its machines.
+    """
     checkpoint_dollars: _builtins.float
     checkpoint_seconds: _builtins.float
     done: _builtins.bool

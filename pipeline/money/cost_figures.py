@@ -67,8 +67,10 @@ def _add_training(
     if cost.dollars > 0:
         cost.value = cost.samples / (HOUR * cost.dollars)
     on_demand = lives.on_demand()
-    if on_demand is not None:
-        cost.on_demand_dollars = steps.stages * on_demand * cost.useful_seconds / HOUR
+    if on_demand is not None and seconds > 0:
+        # What the run pays beside its machines it would pay for those as well: for as long as they would train.
+        beside = (cost.fixed_dollars + cost.transfer_dollars) / seconds * cost.useful_seconds
+        cost.on_demand_dollars = steps.mean_owners() * on_demand * cost.useful_seconds / HOUR + beside
     if seconds > 0:
         cost.checkpoint_seconds = with_checkpoints(history, cost.useful_seconds, steps.stages)
         cost.checkpoint_dollars = cost.checkpoint_seconds * cost.dollars / seconds

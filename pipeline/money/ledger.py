@@ -180,6 +180,7 @@ class Ledger:
             "_samples_per_step": steps.samples,
             "_tokens_per_step": steps.tokens,
             "_stages": steps.stages,
+            "_owners": [steps.owners, steps.stepped, steps.owner_seconds],
             "_marks": steps.marks,
             "_since": steps.since,
             "_lost_seconds": self._interruptions.lost_seconds,
@@ -213,6 +214,8 @@ class Ledger:
             left_out_dollars=document["_machines_before"],
             left_out_on_demand=document["_on_demand_before"],
         )
+        # A coordinator of a version before kept no owners: then there are as many as stages until the next plan.
+        owners, stepped, owner_seconds = document.get("_owners", (document["_stages"], 0.0, 0.0))
         ledger._steps = TrainedSteps(
             begun=document["_begun"],
             first=document["_first_step"],
@@ -220,6 +223,9 @@ class Ledger:
             samples=document["_samples_per_step"],
             tokens=document["_tokens_per_step"],
             stages=document["_stages"],
+            owners=owners,
+            stepped=stepped,
+            owner_seconds=owner_seconds,
             marks=[Mark(int(step), at, money) for step, at, money in document["_marks"]],
             since=None if document["_since"] is None else Moment(document["_since"][0], document["_since"][1]),
         )
