@@ -2010,6 +2010,7 @@ class GetStatusResponse(_message.Message):
     SAVING_STEP_FIELD_NUMBER: _builtins.int
     SAVING_FIELD_NUMBER: _builtins.int
     COORDINATOR_FIELD_NUMBER: _builtins.int
+    GRAPH_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     phase: _builtins.str
     """"waiting", "running", "paused", "done" or "failed"."""
@@ -2082,6 +2083,10 @@ class GetStatusResponse(_message.Message):
     def unpriced(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Nodes without a known price, of a run with a budget: what they cost is not counted."""
 
+    @_builtins.property
+    def graph(self) -> Global___GraphStatus:
+        """Unset: the job trains on samples."""
+
     def __init__(
         self,
         *,
@@ -2121,14 +2126,48 @@ class GetStatusResponse(_message.Message):
         saving_step: _builtins.int = ...,
         saving: _builtins.bool = ...,
         coordinator: _builtins.str = ...,
+        graph: Global___GraphStatus | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["pause", b"pause", "plan", b"plan"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["graph", b"graph", "pause", b"pause", "plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["awaited", b"awaited", "budget", b"budget", "checkpoint", b"checkpoint", "checkpoint_fault", b"checkpoint_fault", "checkpoint_fault_step", b"checkpoint_fault_step", "checkpoint_folder", b"checkpoint_folder", "checkpoint_sha256", b"checkpoint_sha256", "coordinator", b"coordinator", "cost", b"cost", "detail", b"detail", "era", b"era", "exposure", b"exposure", "exposure_windows", b"exposure_windows", "generation", b"generation", "job", b"job", "kept_seconds", b"kept_seconds", "kill_allowed", b"kill_allowed", "last_layers_saved", b"last_layers_saved", "loss", b"loss", "nodes", b"nodes", "pause", b"pause", "phase", b"phase", "plan", b"plan", "samples_per_epoch", b"samples_per_epoch", "samples_per_second", b"samples_per_second", "samples_per_step", b"samples_per_step", "saving", b"saving", "saving_step", b"saving_step", "stalled_seconds", b"stalled_seconds", "step", b"step", "steps", b"steps", "stop_at", b"stop_at", "stopped_early", b"stopped_early", "term", b"term", "tokens_per_step", b"tokens_per_step", "unpriced", b"unpriced"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["awaited", b"awaited", "budget", b"budget", "checkpoint", b"checkpoint", "checkpoint_fault", b"checkpoint_fault", "checkpoint_fault_step", b"checkpoint_fault_step", "checkpoint_folder", b"checkpoint_folder", "checkpoint_sha256", b"checkpoint_sha256", "coordinator", b"coordinator", "cost", b"cost", "detail", b"detail", "era", b"era", "exposure", b"exposure", "exposure_windows", b"exposure_windows", "generation", b"generation", "graph", b"graph", "job", b"job", "kept_seconds", b"kept_seconds", "kill_allowed", b"kill_allowed", "last_layers_saved", b"last_layers_saved", "loss", b"loss", "nodes", b"nodes", "pause", b"pause", "phase", b"phase", "plan", b"plan", "samples_per_epoch", b"samples_per_epoch", "samples_per_second", b"samples_per_second", "samples_per_step", b"samples_per_step", "saving", b"saving", "saving_step", b"saving_step", "stalled_seconds", b"stalled_seconds", "step", b"step", "steps", b"steps", "stop_at", b"stop_at", "stopped_early", b"stopped_early", "term", b"term", "tokens_per_step", b"tokens_per_step", "unpriced", b"unpriced"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class GraphStatus(_message.Message):
+    """The graph that a job trains on. A step of it is an epoch."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHUNKS_FIELD_NUMBER: _builtins.int
+    STALENESS_FIELD_NUMBER: _builtins.int
+    REFRESH_FIELD_NUMBER: _builtins.int
+    FRESH_FROM_FIELD_NUMBER: _builtins.int
+    chunks: _builtins.int
+    """Into which its vertices are cut. Each is a pipeline of the plan."""
+    staleness: _builtins.int
+    """How many epochs old the values are that a chunk takes of others, unless the epoch is fresh (pipeline/neighbours.py)."""
+    refresh: _builtins.int
+    """Every so many epochs one is fresh, and from fresh_from on all are."""
+    fresh_from: _builtins.int
+    def __init__(
+        self,
+        *,
+        chunks: _builtins.int = ...,
+        staleness: _builtins.int = ...,
+        refresh: _builtins.int = ...,
+        fresh_from: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "fresh_from", b"fresh_from", "refresh", b"refresh", "staleness", b"staleness"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GraphStatus: _TypeAlias = GraphStatus  # noqa: Y015
 
 @_typing.final
 class ListEventsRequest(_message.Message):

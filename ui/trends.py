@@ -11,7 +11,7 @@ from statistics import fmean, quantiles
 from typing import NamedTuple, Protocol
 
 from culm.pipeline.money.kinds import Used
-from culm.pipeline.resources import Resources
+from culm.pipeline.resources import Resources, TensorWorkers
 
 GAP_SECONDS = 1.5  # between two samples of a node at least
 SAMPLES = 240  # kept of a node; of too many every second one of the older half goes
@@ -105,9 +105,22 @@ class Trends:
 
 
 def resources_of(event: Used) -> Resources:
-    """What an event of the log says; zeros, where the log is older than that. Of tensor workers it says nothing."""
+    """What an event of the log says; zeros, where the log is older than that."""
     names = (each.name for each in fields(Resources) if hasattr(event, each.name))
-    return Resources(**{name: getattr(event, name) for name in names})
+    return Resources(**{name: getattr(event, name) for name in names}, tensor_workers=_tensor_workers(event))
+
+
+def _tensor_workers(event: Used) -> TensorWorkers | None:
+    if event.workers is None:
+        return None
+    return TensorWorkers(
+        workers=event.workers,
+        waiting=event.tasks_waiting or 0,
+        done=event.tasks_done or 0,
+        repeated=event.tasks_repeated or 0,
+        seconds=event.worker_seconds or 0.0,
+        gigabyte_seconds=event.gigabyte_seconds or 0.0,
+    )
 
 
 def _cpu_share(before: Sample, after: Sample) -> float | None:

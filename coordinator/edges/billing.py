@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 from culm.coordinator.commands import Record
@@ -100,6 +100,16 @@ class Billing:
             accelerator_bytes=seen.accelerator_bytes,
             **rounded,
         )
+        if (work := seen.tensor_workers) is not None:
+            used = replace(
+                used,
+                workers=work.workers,
+                tasks_waiting=work.waiting,
+                tasks_done=work.done,
+                tasks_repeated=work.repeated,
+                worker_seconds=round(work.seconds, 3),
+                gigabyte_seconds=round(work.gigabyte_seconds, 3),
+            )
         busy = sum(times[use] for use in ("forward", "backward", "redundant", "apply"))
         text = f"{node.node} has worked for {busy:.1f} of {total:.1f} s"
         yield Record(used, text)

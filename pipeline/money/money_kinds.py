@@ -61,3 +61,9 @@ class Used(Event):
     accelerator_busy: Annotated[float | None, "share of the time in which its accelerator computes, if known"] = None
     accelerator_used_bytes: Annotated[int, "memory of its accelerator that is taken, in bytes"] = 0
     accelerator_bytes: Annotated[int, "memory of its accelerator, in bytes; 0: it has none"] = 0
+    workers: Annotated[int | None, "tensor workers that offer themselves to it; none: it is no graph server"] = None
+    tasks_waiting: Annotated[int | None, "tensor tasks that no worker has taken yet"] = None
+    tasks_done: Annotated[int | None, "tensor tasks that workers have done since it started"] = None
+    tasks_repeated: Annotated[int | None, "tasks of these that a second worker was given"] = None
+    worker_seconds: Annotated[float | None, "seconds that workers have had tasks"] = None
+    gigabyte_seconds: Annotated[float | None, "the same times the memory that each is billed by"] = None
