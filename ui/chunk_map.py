@@ -58,7 +58,7 @@ def chunk_map(status: pb.GetStatusResponse, lost: list[str]) -> str:
         title = f'<section class="culm-stage" style="margin:0.5rem 0"><h4>no chunk ({len(idle)})</h4>'
         others = f'{title}<div class="culm-cells">{"".join(idle)}</div></section>'
     return (
-        f'<div class="culm-stages culm-bands" style="--cell:{NARROW if close else WIDE}" role="group" '
+        f'<div class="culm-stages culm-bands culm-chunks" style="--cell:{NARROW if close else WIDE}" role="group" '
         f'aria-label="graph servers and the chunks that they hold">{"".join(bands)}</div>{others}'
         f"{legend(standbys=False)}"
     )

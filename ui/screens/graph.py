@@ -2,6 +2,8 @@
 
 import streamlit as st
 
+from culm.pipeline.messages import tensor_workers_from_proto
+from culm.pipeline.resources import TensorWorkers
 from culm.protos import coordinator_pb2 as pb
 from culm.ui import markup
 from culm.ui.chunk_map import chunk_map, chunks_by_server, in_ranges
@@ -41,8 +43,8 @@ def _count(value: float) -> str:
 CHARTS = (
     NodeChart("waiting", "tasks that wait for a worker", "d", Trends.tasks_waiting, _count),
     NodeChart("workers", "tensor workers at a server", "d", Trends.workers, _count),
-    NodeChart("tasks", "tasks a second, done by workers", "~g", Trends.tasks_per_second, _count),
-    NodeChart("working", "workers that have a task, in the mean", "~g", Trends.workers_at_work, _count),
+    NodeChart("tasks", "tasks a second, done by workers", "~s", Trends.tasks_per_second, _count),
+    NodeChart("working", "workers that have a task, in the mean", "~s", Trends.workers_at_work, _count),
 )
 
 
@@ -92,8 +94,15 @@ def told(look: Look) -> list[markup.Figure]:
         ("Tasks waiting", "–" if over else f"{waiting:,}", "for a worker"),
         ("Tasks done", f"{work.done:,}", repeated if work.done else "by workers"),
         ("Workers' time", span(work.seconds), "with a task, all together"),
-        ("GB-seconds", amount(work.gigabyte_seconds), "that time times their memory"),
+        ("GB-seconds", *billed(work)),
     ]
+
+
+def billed(work: TensorWorkers) -> tuple[str, str]:
+    """What a function service bills of the workers' time. Workers elsewhere tell no memory that they are billed by."""
+    if work.seconds and not work.gigabyte_seconds:
+        return "–", "no worker is billed by memory"
+    return amount(work.gigabyte_seconds), "workers' time times memory"
 
 
 def charts(source: Source) -> None:
@@ -125,6 +134,6 @@ def row(node: pb.NodeStatus, look: Look) -> dict[str, object]:
         "done": f"{work.done:,}",
         "repeated": f"{work.repeated:,}",
         "workers' time": span(work.seconds),
-        "GB-seconds": amount(work.gigabyte_seconds),
+        "GB-seconds": billed(tensor_workers_from_proto(work))[0],
         "runs now": node.instruction,
     }
