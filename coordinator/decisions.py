@@ -164,14 +164,20 @@ def done_record(state: State) -> Record:
 def plan_record(state: State, plan: Plan) -> Record:
     """What the event log says of a plan: who does what, and what a step trains on."""
     # Whole, though most of it is as before: whoever reads the log from the middle has to know who does what.
+    known = state.settings
+    on_graph = known.whole_pipelines
     planned = kinds.Planned(
         generation=plan.generation,
         steps=state.steps,
         stage_count=len(plan.stages),
         stages=plan.stages,
-        samples_per_step=state.settings.samples_per_step,
-        tokens_per_step=state.settings.tokens_per_step,
+        samples_per_step=known.samples_per_step,
+        tokens_per_step=known.tokens_per_step,
         samples_per_epoch=samples_per_epoch(state.agreement.nodes.parts),
+        chunks=known.pipelines if on_graph else None,
+        staleness=known.staleness.most if on_graph else None,
+        refresh=known.staleness.refresh if on_graph else None,
+        fresh_from=known.staleness.fresh_from if on_graph else None,
     )
     return Record(planned, plan.reason)
 

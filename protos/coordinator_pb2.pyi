@@ -2020,6 +2020,7 @@ class GetStatusResponse(_message.Message):
     SAVING_STEP_FIELD_NUMBER: _builtins.int
     SAVING_FIELD_NUMBER: _builtins.int
     COORDINATOR_FIELD_NUMBER: _builtins.int
+    GRAPH_FIELD_NUMBER: _builtins.int
     WORKERS_WANTED_FIELD_NUMBER: _builtins.int
     WORKERS_REASON_FIELD_NUMBER: _builtins.int
     job: _builtins.str
@@ -2097,6 +2098,10 @@ class GetStatusResponse(_message.Message):
     def unpriced(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Nodes without a known price, of a run with a budget: what they cost is not counted."""
 
+    @_builtins.property
+    def graph(self) -> Global___GraphStatus:
+        """Unset: the job trains on samples."""
+
     def __init__(
         self,
         *,
@@ -2136,16 +2141,50 @@ class GetStatusResponse(_message.Message):
         saving_step: _builtins.int = ...,
         saving: _builtins.bool = ...,
         coordinator: _builtins.str = ...,
+        graph: Global___GraphStatus | None = ...,
         workers_wanted: _builtins.int = ...,
         workers_reason: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["pause", b"pause", "plan", b"plan"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["graph", b"graph", "pause", b"pause", "plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["awaited", b"awaited", "budget", b"budget", "checkpoint", b"checkpoint", "checkpoint_fault", b"checkpoint_fault", "checkpoint_fault_step", b"checkpoint_fault_step", "checkpoint_folder", b"checkpoint_folder", "checkpoint_sha256", b"checkpoint_sha256", "coordinator", b"coordinator", "cost", b"cost", "detail", b"detail", "era", b"era", "exposure", b"exposure", "exposure_windows", b"exposure_windows", "generation", b"generation", "job", b"job", "kept_seconds", b"kept_seconds", "kill_allowed", b"kill_allowed", "last_layers_saved", b"last_layers_saved", "loss", b"loss", "nodes", b"nodes", "pause", b"pause", "phase", b"phase", "plan", b"plan", "samples_per_epoch", b"samples_per_epoch", "samples_per_second", b"samples_per_second", "samples_per_step", b"samples_per_step", "saving", b"saving", "saving_step", b"saving_step", "stalled_seconds", b"stalled_seconds", "step", b"step", "steps", b"steps", "stop_at", b"stop_at", "stopped_early", b"stopped_early", "term", b"term", "tokens_per_step", b"tokens_per_step", "unpriced", b"unpriced", "workers_reason", b"workers_reason", "workers_wanted", b"workers_wanted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["awaited", b"awaited", "budget", b"budget", "checkpoint", b"checkpoint", "checkpoint_fault", b"checkpoint_fault", "checkpoint_fault_step", b"checkpoint_fault_step", "checkpoint_folder", b"checkpoint_folder", "checkpoint_sha256", b"checkpoint_sha256", "coordinator", b"coordinator", "cost", b"cost", "detail", b"detail", "era", b"era", "exposure", b"exposure", "exposure_windows", b"exposure_windows", "generation", b"generation", "graph", b"graph", "job", b"job", "kept_seconds", b"kept_seconds", "kill_allowed", b"kill_allowed", "last_layers_saved", b"last_layers_saved", "loss", b"loss", "nodes", b"nodes", "pause", b"pause", "phase", b"phase", "plan", b"plan", "samples_per_epoch", b"samples_per_epoch", "samples_per_second", b"samples_per_second", "samples_per_step", b"samples_per_step", "saving", b"saving", "saving_step", b"saving_step", "stalled_seconds", b"stalled_seconds", "step", b"step", "steps", b"steps", "stop_at", b"stop_at", "stopped_early", b"stopped_early", "term", b"term", "tokens_per_step", b"tokens_per_step", "unpriced", b"unpriced", "workers_reason", b"workers_reason", "workers_wanted", b"workers_wanted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class GraphStatus(_message.Message):
+    """The graph that a job trains on. A step of it is an epoch."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHUNKS_FIELD_NUMBER: _builtins.int
+    STALENESS_FIELD_NUMBER: _builtins.int
+    REFRESH_FIELD_NUMBER: _builtins.int
+    FRESH_FROM_FIELD_NUMBER: _builtins.int
+    chunks: _builtins.int
+    """Into which its vertices are cut. Each is a pipeline of the plan."""
+    staleness: _builtins.int
+    """How many epochs old the values are that a chunk takes of others, unless the epoch is fresh (pipeline/neighbours.py)."""
+    refresh: _builtins.int
+    """Every so many epochs one is fresh, and from fresh_from on all are."""
+    fresh_from: _builtins.int
+    def __init__(
+        self,
+        *,
+        chunks: _builtins.int = ...,
+        staleness: _builtins.int = ...,
+        refresh: _builtins.int = ...,
+        fresh_from: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "fresh_from", b"fresh_from", "refresh", b"refresh", "staleness", b"staleness"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GraphStatus: _TypeAlias = GraphStatus  # noqa: Y015
 
 @_typing.final
 class ListEventsRequest(_message.Message):
@@ -2381,8 +2420,8 @@ class GetCostResponse(_message.Message):
     NODES_FIELD_NUMBER: _builtins.int
     UNPRICED_FIELD_NUMBER: _builtins.int
     DONE_FIELD_NUMBER: _builtins.int
-    TENSOR_WORK_DOLLARS_FIELD_NUMBER: _builtins.int
-    TENSOR_WORK_GB_SECONDS_FIELD_NUMBER: _builtins.int
+    WORKER_DOLLARS_FIELD_NUMBER: _builtins.int
+    WORKER_GIGABYTE_SECONDS_FIELD_NUMBER: _builtins.int
     as_of: _builtins.float
     """Unix time, seconds: until when the figures count."""
     dollars: _builtins.float
@@ -2402,14 +2441,16 @@ class GetCostResponse(_message.Message):
     crossing_bytes: _builtins.int
     fixed_dollars: _builtins.float
     on_demand_dollars: _builtins.float
-    """The same training on on-demand machines that nobody takes away, and with checkpoints and restarts on these ones."""
+    """The same training on on-demand machines that nobody takes away, and with checkpoints and restarts on these ones.
+    Both with what the run pays beside its machines.
+    """
     checkpoint_dollars: _builtins.float
     checkpoint_seconds: _builtins.float
     done: _builtins.bool
     """The run is done, and what came after is not counted."""
-    tensor_work_dollars: _builtins.float
+    worker_dollars: _builtins.float
     """Of tensor workers, part of dollars, and the gigabytes (2**30 bytes) times seconds that they are billed by."""
-    tensor_work_gb_seconds: _builtins.float
+    worker_gigabyte_seconds: _builtins.float
     @_builtins.property
     def dollars_by_use(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """By what the machines did: forward, backward, redundant, apply, bubble, idle; other: not reported, such as starting."""
@@ -2446,12 +2487,12 @@ class GetCostResponse(_message.Message):
         nodes: _abc.Iterable[Global___NodeCost] | None = ...,
         unpriced: _abc.Iterable[_builtins.str] | None = ...,
         done: _builtins.bool = ...,
-        tensor_work_dollars: _builtins.float = ...,
-        tensor_work_gb_seconds: _builtins.float = ...,
+        worker_dollars: _builtins.float = ...,
+        worker_gigabyte_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of", b"as_of", "checkpoint_dollars", b"checkpoint_dollars", "checkpoint_seconds", b"checkpoint_seconds", "crossing_bytes", b"crossing_bytes", "dollars", b"dollars", "dollars_by_use", b"dollars_by_use", "dollars_per_hour", b"dollars_per_hour", "dollars_per_million_tokens", b"dollars_per_million_tokens", "dollars_per_thousand_samples", b"dollars_per_thousand_samples", "done", b"done", "fixed_dollars", b"fixed_dollars", "interruptions", b"interruptions", "nodes", b"nodes", "on_demand_dollars", b"on_demand_dollars", "samples", b"samples", "seconds", b"seconds", "tensor_work_dollars", b"tensor_work_dollars", "tensor_work_gb_seconds", b"tensor_work_gb_seconds", "tokens", b"tokens", "transfer_dollars", b"transfer_dollars", "unpriced", b"unpriced", "useful_seconds", b"useful_seconds", "value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of", b"as_of", "checkpoint_dollars", b"checkpoint_dollars", "checkpoint_seconds", b"checkpoint_seconds", "crossing_bytes", b"crossing_bytes", "dollars", b"dollars", "dollars_by_use", b"dollars_by_use", "dollars_per_hour", b"dollars_per_hour", "dollars_per_million_tokens", b"dollars_per_million_tokens", "dollars_per_thousand_samples", b"dollars_per_thousand_samples", "done", b"done", "fixed_dollars", b"fixed_dollars", "interruptions", b"interruptions", "nodes", b"nodes", "on_demand_dollars", b"on_demand_dollars", "samples", b"samples", "seconds", b"seconds", "tokens", b"tokens", "transfer_dollars", b"transfer_dollars", "unpriced", b"unpriced", "useful_seconds", b"useful_seconds", "value", b"value", "worker_dollars", b"worker_dollars", "worker_gigabyte_seconds", b"worker_gigabyte_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

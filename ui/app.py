@@ -9,19 +9,21 @@ import streamlit as st
 
 from culm.pipeline import default_ports
 from culm.pipeline.errors import JobError
+from culm.ui.counting import chunks_of
 from culm.ui.kept_logs import KeptLogs
 from culm.ui.recorded import DEMO, Recorded
 from culm.ui.runs import Runs
-from culm.ui.screens import cost, events, incidents, nodes, overview, runs, timetable, topology
+from culm.ui.screens import cost, events, graph, incidents, nodes, overview, runs, timetable, topology
 from culm.ui.screens.widgets import guarded, tell_what_was_said
 from culm.ui.source import Live, Source
 from culm.ui.style import CSS
 from culm.ui.words import literal
 
 ICON = str(Path(__file__).with_name("icon.svg"))
-# The order is that of the menu.
+# The order is that of the menu. "Graph" is there while the run trains on one.
 PAGES: dict[str, tuple[Callable[[Source], None], str]] = {
     "Overview": (overview.show, ":material/speed:"),
+    "Graph": (graph.show, ":material/graph_3:"),
     "Topology": (topology.show, ":material/hub:"),
     "Incidents": (incidents.show, ":material/bolt:"),
     "Nodes": (nodes.show, ":material/dns:"),
@@ -72,7 +74,9 @@ def main() -> None:
     except JobError as error:
         st.error(literal(str(error)))
         return
-    shown = {title: (partial(guarded(show), source), icon) for title, (show, icon) in PAGES.items()}
+    on_graph = chunks_of(source.look()) > 0
+    pages_here = {title: page for title, page in PAGES.items() if on_graph or title != "Graph"}
+    shown = {title: (partial(guarded(show), source), icon) for title, (show, icon) in pages_here.items()}
     if kept is not None:
         shown["Runs"] = (partial(runs.show, kept), ":material/stacked_line_chart:")
     pages = [

@@ -65,7 +65,7 @@ def curve_spec(curve: Curve, axis: str, x_title: str, scheme: str, height: int, 
         x["scale"] = {"zero": False, "nice": False}
     y = number("mean", None, scale={"zero": False}, axis={"format": curve.form})
     trained, evaluated = palette.TRAINED.on(scheme), palette.EVALUATED.on(scheme)
-    shown_x: Spec = {**x, "title": axis}
+    shown_x: Spec = {**x, "title": x_title if axis == "step" else axis}  # a graph's step is an epoch
     layers: list[Spec] = [
         _incident_layer(x, scheme),
         {
@@ -144,7 +144,8 @@ def trend_spec(title: str, form: str, scheme: str, zone: str, nodes: Sequence[st
     x: Spec = {"field": "x", "type": "temporal", "title": f"time ({zone})", "axis": {"format": CLOCK}}
     colours = [palette.RUNS[i % len(palette.RUNS)].on(scheme) for i in range(len(nodes))]
     colour = name("name", scale={"domain": list(nodes), "range": colours}, legend={"orient": "top", "columns": 6})
-    y = number("value", title, axis={"format": form, "labelExpr": NO_ZEROS}, scale={"zero": True})
+    whole = {"tickMinStep": 1} if form == "d" else {}
+    y = number("value", title, axis={"format": form, "labelExpr": NO_ZEROS, **whole}, scale={"zero": True})
     layers: list[Spec] = [
         _incident_layer(x, scheme),
         {

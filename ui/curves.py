@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from culm.ui.counting import of_chunks
 from culm.ui.history import History
 from culm.ui.incidents import Incident
 
@@ -79,7 +80,14 @@ def per_step(history: History) -> int:
 def axis_title(history: History, axis: str, zone: str = "") -> str:
     if axis == "tokens":
         return "tokens" if history.tokens_per_step else "samples"
+    if axis == "step":
+        return of_chunks(history.chunks).step
     return f"time ({zone})" if axis == "time" and zone else axis
+
+
+def axes(chunks: int) -> tuple[str, ...]:
+    """Over what curves are offered. Of a graph nobody counts samples."""
+    return tuple(axis for axis in AXES if not chunks or axis != "tokens")
 
 
 def binned(name: str, xs: Sequence[float], ys: Sequence[float], bins: int = BINS) -> Curve:
@@ -135,16 +143,20 @@ def _metric(view: View, name: str) -> Curve:
 
 
 def _speed(view: View, xs: Sequence[float]) -> Curve:
-    """Samples a second, from one bin of commits to the next. Commits that the log has left out count by their steps."""
+    """Samples or epochs a second, from one bin of commits to the next.
+
+    Commits that the log has left out count by their steps.
+    """
     history, a, b = view.history, view.first(), view.end()
     steps, times = history.steps[a:b], history.times[a:b]
-    found = Curve(name="samples a second", x=[], mean=[], low=[], high=[], form="~s")
+    of = of_chunks(history.chunks)
+    found = Curve(name=f"{of.trained} a second", x=[], mean=[], low=[], high=[], form="~s")
     stride = max(1, -(-len(steps) // RATE_BINS))
     for begin in range(0, len(steps) - 1, stride):
         end = min(begin + stride, len(steps) - 1)
         took = times[end] - times[begin]
         if took > 0:
-            rate = (steps[end] - steps[begin]) * history.samples_per_step / took
+            rate = (steps[end] - steps[begin]) * history.samples_per_step / of.samples / took
             for column in (found.mean, found.low, found.high):
                 column.append(rate)
             found.x.append(xs[end])

@@ -68,6 +68,7 @@ class History:
     last: float = 0.0  # the newest event, unix seconds
     samples_per_step: int = 0
     tokens_per_step: int = 0
+    chunks: int = 0  # of the graph; 0: the job trains on none
     done: Entry | None = None
     failed: Entry | None = None
     fetched: Entry | None = None
@@ -112,6 +113,7 @@ class History:
             case Planned():
                 self.begun = self.begun or entry.time
                 self.samples_per_step, self.tokens_per_step = event.samples_per_step, event.tokens_per_step
+                self.chunks = event.chunks or 0
             case Used():
                 busy = sum(getattr(event, use) for use in USES)
                 sent, seen = sum(event.sent.values()), resources_of(event)

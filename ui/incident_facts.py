@@ -24,17 +24,25 @@ def origin_of(incident: Incident) -> str:
 
 
 def facts(
-    incident: Incident, charge: pb.InterruptionCost | None, over: bool, zone: tzinfo, made_up: bool = False
+    incident: Incident,
+    charge: pb.InterruptionCost | None,
+    over: bool,
+    zone: tzinfo,
+    made_up: bool = False,
+    step: str = "step",
 ) -> list[tuple[str, str]]:
-    """``charge``: what it cost, where that is known; ``over``: the run is; ``made_up``: the prices are examples."""
-    found = [("origin", f"{moment(incident.origin, zone)} ({origin_of(incident)})"), ("step", f"{incident.step:,}")]
+    """``charge``: what it cost, where that is known; ``over``: the run is; ``made_up``: the prices are examples.
+
+    ``step``: what a step is called; on a graph it is an epoch.
+    """
+    found = [("origin", f"{moment(incident.origin, zone)} ({origin_of(incident)})"), (step, f"{incident.step:,}")]
     event = incident.story[0].event
     if isinstance(event, Differed):
         found.append(("what differs", event.what))
         found.append(("nodes that differ", event.nodes or "one of them has gone"))
         found.append(("computes wrongly", event.found or "nobody can say yet"))
     if incident.back_to is not None:
-        found.append(("went back to", f"step {incident.back_to:,}"))
+        found.append(("went back to", f"{step} {incident.back_to:,}"))
     if incident.stages:
         found.append(("stages that it ran", incident.stages))
     if incident.heir:

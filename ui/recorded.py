@@ -56,6 +56,7 @@ class Replay:
         self._nodes: dict[str, pb.NodeStatus] = {}
         self._times: deque[float] = deque(maxlen=RATE_STEPS + 1)
         self._exposed: dict[int, float] = {}
+        self._origin: int | None = None  # the step that the era began from
 
     def take(self, entry: Entry) -> None:
         self.ledger.take(entry)
@@ -76,7 +77,7 @@ class Replay:
                 status.step, status.loss, status.awaited = event.step + 1, event.loss, ""
                 self._times.append(entry.time)
             case RolledBack():
-                status.step, status.awaited = event.step, ""
+                status.step, status.awaited, self._origin = event.step, "", event.step
                 status.phase, status.detail = "waiting", entry.text
                 self._times.clear()
                 self._without_a_plan()
@@ -129,6 +130,11 @@ class Replay:
         status.steps, status.plan.reason = event.steps, entry.text
         status.samples_per_step, status.tokens_per_step = event.samples_per_step, event.tokens_per_step
         status.samples_per_epoch = event.samples_per_epoch
+        if event.chunks:
+            status.graph.chunks, status.graph.staleness = event.chunks, event.staleness or 0
+            status.graph.refresh, status.graph.fresh_from = event.refresh or 1, event.fresh_from or 0
+        self._origin = entry.step if self._origin is None else self._origin
+        status.plan.origin_step = self._origin
         del status.plan.stages[:]
         status.plan.stages.extend(stages_to_proto(stages))
         exposed = {s for s, stage in enumerate(stages) if len(stage.required()) < 2}

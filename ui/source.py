@@ -108,7 +108,8 @@ class Live:
         if self._history.done is not None:
             _less_the_wait_after(status, self._history.done.time, time.time())
         if not cost.done:
-            self._sample(status, cost.as_of)
+            if whole:  # what the rest of the log says is older, and would come too late
+                self._sample(status, cost.as_of)
         elif self._kept is not None and whole and self._history.begun:
             self._kept.keep(status.job, self._history.begun, lambda: self._events(0, KEEPING))
         return Look(status=status, cost=cost, history=self._history, at=time.time(), reading=0 if whole else self._read)

@@ -42,9 +42,10 @@ def stage_map(status: pb.GetStatusResponse, lost: list[str]) -> str:
     )
 
 
-def legend() -> str:
+def legend(standbys: bool = True) -> str:
     marks = "".join(f'<span><i style="{_state(state)}"></i>{state}</span>' for state in STATES)
-    return f'<div class="culm-legend">{marks}<span>dashed: stands by</span><span>dotted: is being seeded</span></div>'
+    marks += "<span>dashed: stands by</span><span>dotted: is being seeded</span>" if standbys else ""
+    return f'<div class="culm-legend">{marks}</div>'
 
 
 def _state(state: str) -> str:
@@ -55,12 +56,12 @@ def _stage(s: int, stage: pb.StagePlan, nodes: Mapping[str, pb.NodeStatus], clos
     layers = f"layers {stage.first_layer}–{stage.end_layer - 1}" if stage.end_layer > stage.first_layer + 1 else ""
     layers = layers or f"layer {stage.first_layer}"
     cells = [
-        _cell(owner, nodes.get(owner), _pipelines(first, end, len(stage.owners)), "", tell=not close)
+        cell(owner, nodes.get(owner), _pipelines(first, end, len(stage.owners)), "", tell=not close)
         for first, end, owner in runs(list(stage.owners))
     ]
     for standby in stage.standbys:
         word, kind = ("hot", "culm-stands") if standby.hot else ("seeding", "culm-seeds")
-        cells.append(_cell(standby.node, nodes.get(standby.node), "" if close else word, kind, tell=False))
+        cells.append(cell(standby.node, nodes.get(standby.node), "" if close else word, kind, tell=False))
     title = f"stage {s}" if close and not band else f"stage {s} · {layers}"
     if band:
         title = f"stage {s}<br>{layers}<br>{counted(len(set(stage.owners)), 'owner')}"
@@ -84,9 +85,10 @@ def _pipelines(first: int, end: int, of: int) -> str:
     return f"p{first}" if end == first + 1 else f"p{first}–{end - 1}"
 
 
-def _cell(name: str, node: pb.NodeStatus | None, note: str, kind: str, tell: bool) -> str:
+def cell(name: str, node: pb.NodeStatus | None, note: str, kind: str, tell: bool, told: bool = True) -> str:
+    """``tell``: with the zone; ``told``: with the state, where it is not the usual one."""
     state = node.state if node is not None else "lost"
-    words = [] if state == "active" else [state]
+    words = [] if state == "active" or not told else [state]
     words += [note] if note else []
     if tell and node is not None and node.zone:
         words.append(node.zone)
@@ -98,8 +100,8 @@ def _others(status: pb.GetStatusResponse, lost: list[str]) -> str:
     """Nodes that no stage names, and those that were just lost."""
     named = {owner for stage in status.plan.stages for owner in stage.owners}
     named |= {standby.node for stage in status.plan.stages for standby in stage.standbys}
-    idle = [_cell(node.id, node, "", "", tell=True) for node in status.nodes if node.id not in named]
-    idle += [_cell(name, None, "", "", tell=False) for name in lost]
+    idle = [cell(node.id, node, "", "", tell=True) for node in status.nodes if node.id not in named]
+    idle += [cell(name, None, "", "", tell=False) for name in lost]
     if not idle:
         return ""
     return (

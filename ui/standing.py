@@ -7,6 +7,7 @@ from culm.pipeline.epochs import in_words
 from culm.pipeline.money.example_prices import WORDS as EXAMPLE_PRICES
 from culm.pipeline.money.example_prices import at_example_prices
 from culm.protos import coordinator_pb2 as pb
+from culm.ui.counting import STEPS, counting, price_of
 from culm.ui.look import Look
 from culm.ui.words import counted, moment, money, seconds_left, span
 
@@ -43,17 +44,17 @@ def _made_up(cost: pb.GetCostResponse) -> str:
 
 
 def standing(look: Look) -> Standing:
-    status, history = look.status, look.history
+    status, history, of = look.status, look.history, counting(look)
     name = status.job or "no run"
     share = status.step / status.steps if status.steps else None
     if is_done(look):
         ended = f", after {span(history.done.time - history.begun)}" if history.done and history.begun else ""
         paid = f", for {money(look.cost.dollars)}{_made_up(look.cost)}" if has_price(look.cost) else ""
-        trained = f"{status.step or history.steps_done():,} steps{ended}{paid}"
+        trained = f"{status.step or history.steps_done():,} {of.step}s{ended}{paid}"
         return Standing(word="finished", tone="good", name=name, told=trained, share=1.0)
-    where = f"step {status.step:,} of {status.steps:,}" if status.steps else "no step yet"
+    where = f"{of.step} {status.step:,} of {status.steps:,}" if status.steps else f"no {of.step} yet"
     epoch = in_words(status, status.step)
-    if epoch:
+    if epoch and of is STEPS:
         where += f", {epoch}"
     if is_over(look):
         return Standing(word="failed", tone="bad", name=name, told=where, share=share)
@@ -118,7 +119,7 @@ def exposure(seconds: float) -> str:
 
 def result(look: Look, zone: tzinfo = UTC) -> list[tuple[str, str]]:
     """What there is of a run that is over: (what, in words)."""
-    status, cost, history = look.status, look.cost, look.history
+    status, cost, history, of = look.status, look.cost, look.history, counting(look)
     ended = history.done or history.failed
     found = []
     if ended is not None:
@@ -127,7 +128,7 @@ def result(look: Look, zone: tzinfo = UTC) -> list[tuple[str, str]]:
     if status.stopped_early:
         found.append(("ended early", status.stopped_early))
     found.append(("weights", weights(look)))
-    last_loss = f"{history.losses[-1]:.4f} in step {history.steps[-1]:,}" if history.losses else ""
+    last_loss = f"{history.losses[-1]:.4f} in {of.step} {history.steps[-1]:,}" if history.losses else ""
     if last_loss:
         found.append(("last loss", last_loss))
     if history.evaluations:
@@ -136,7 +137,7 @@ def result(look: Look, zone: tzinfo = UTC) -> list[tuple[str, str]]:
     known = has_price(cost)
     parts = [f"{money(cost.dollars)} in all{_made_up(cost)}" if known else "no price is known"]
     if known and cost.samples:
-        parts.append(f"{money(cost.dollars_per_thousand_samples)} for 1,000 samples")
+        parts.append(f"{money(price_of(cost, of))} for {of.priced}")
     if known and cost.tokens:
         parts.append(f"{money(cost.dollars_per_million_tokens)} for a million tokens")
     found.append(("cost", ", ".join(parts)))

@@ -96,6 +96,7 @@ ol.culm-line li > span:last-child { text-align: right; font-weight: 600; }
   border-bottom: 1px solid var(--culm-line); padding: 0.45rem 0; }
 .culm-stage h4 { font-size: 0.82rem; font-weight: 400; color: var(--culm-muted); margin: 0 0 0.25rem; padding: 0; }
 .culm-bands .culm-cells { display: grid; grid-template-columns: repeat(auto-fill, minmax(var(--cell), 1fr)); }
+.culm-chunks .culm-cells { align-content: center; }
 .culm-cells { display: flex; flex-wrap: wrap; gap: 0.28rem; }
 .culm-cell { display: block; flex: 0 1 auto; font-size: 0.84rem; line-height: 1.4; padding: 0.08rem 0.42rem;
   border-radius: 0.28rem; border: 1.5px solid var(--state); color: var(--culm-ink); max-width: 100%;

@@ -11,7 +11,8 @@ from statistics import fmean, quantiles
 from typing import NamedTuple, Protocol
 
 from culm.pipeline.money.kinds import Used
-from culm.pipeline.resources import Resources
+from culm.pipeline.resources import Resources, TensorWorkers
+from culm.ui.tensor_work import TensorWork
 
 GAP_SECONDS = 1.5  # between two samples of a node at least
 SAMPLES = 240  # kept of a node; of too many every second one of the older half goes
@@ -43,8 +44,11 @@ class Point(NamedTuple):
 @dataclass(eq=False)
 class Trends:
     _samples: dict[str, list[Sample]] = field(default_factory=dict)
+    work: TensorWork = field(default_factory=TensorWork)
 
     def take(self, node: str, sample: Sample) -> None:
+        if sample.took.tensor_workers is not None:
+            self.work.take(node, sample.incarnation, sample.took.tensor_workers)
         kept = self._samples.pop(node, [])
         self._samples[node] = kept
         if kept and kept[-1].incarnation == sample.incarnation and sample.at - kept[-1].at < GAP_SECONDS:
@@ -81,6 +85,22 @@ class Trends:
         """Of each node with one: (unix seconds, what is taken of its memory)."""
         return self._rates(begin, end, lambda a, b: _share(b.took.accelerator_used_bytes, b.took.accelerator_bytes))
 
+    def tasks_waiting(self, begin: float, end: float) -> dict[str, list[tuple[float, float]]]:
+        """Of each graph server: (unix seconds, tasks that no worker had taken)."""
+        return self._rates(begin, end, lambda a, b: _told_of(b, "waiting"))
+
+    def workers(self, begin: float, end: float) -> dict[str, list[tuple[float, float]]]:
+        """Of each graph server: (unix seconds, tensor workers that offered themselves)."""
+        return self._rates(begin, end, lambda a, b: _told_of(b, "workers"))
+
+    def tasks_per_second(self, begin: float, end: float) -> dict[str, list[tuple[float, float]]]:
+        """Of each graph server: (unix seconds, tasks a second that workers did)."""
+        return self._rates(begin, end, lambda a, b: _work_rate(a, b, "done"))
+
+    def workers_at_work(self, begin: float, end: float) -> dict[str, list[tuple[float, float]]]:
+        """Of each graph server: (unix seconds, how many workers had a task of it, in the mean)."""
+        return self._rates(begin, end, lambda a, b: _work_rate(a, b, "seconds"))
+
     def _rates(self, begin: float, end: float, rate: "Rate") -> dict[str, list[tuple[float, float]]]:
         width = max(1.0, (end - begin) / BINS)
         found: dict[str, list[tuple[float, float]]] = {}
@@ -105,9 +125,22 @@ class Trends:
 
 
 def resources_of(event: Used) -> Resources:
-    """What an event of the log says; zeros, where the log is older than that. Of tensor workers it says nothing."""
+    """What an event of the log says; zeros, where the log is older than that."""
     names = (each.name for each in fields(Resources) if hasattr(event, each.name))
-    return Resources(**{name: getattr(event, name) for name in names})
+    return Resources(**{name: getattr(event, name) for name in names}, tensor_workers=_tensor_workers(event))
+
+
+def _tensor_workers(event: Used) -> TensorWorkers | None:
+    if event.workers is None:
+        return None
+    return TensorWorkers(
+        workers=event.workers,
+        waiting=event.tasks_waiting or 0,
+        done=event.tasks_done or 0,
+        repeated=event.tasks_repeated or 0,
+        seconds=event.worker_seconds or 0.0,
+        gigabyte_seconds=event.gigabyte_seconds or 0.0,
+    )
 
 
 def _cpu_share(before: Sample, after: Sample) -> float | None:
@@ -115,6 +148,18 @@ def _cpu_share(before: Sample, after: Sample) -> float | None:
     passed = after.took.seconds - before.took.seconds
     took = after.took.cpu_seconds - before.took.cpu_seconds
     return _share(took, passed * after.took.processors) if passed >= LEAST_SECONDS else None
+
+
+def _told_of(sample: Sample, what: str) -> float | None:
+    """Of tensor workers; None: the node is no graph server."""
+    work = sample.took.tensor_workers
+    return float(getattr(work, what)) if work is not None else None
+
+
+def _work_rate(before: Sample, after: Sample, what: str) -> float | None:
+    passed = after.took.seconds - before.took.seconds
+    a, b = _told_of(before, what), _told_of(after, what)
+    return (b - a) / passed if a is not None and b is not None and passed >= LEAST_SECONDS else None
 
 
 def _share(part: float, whole: float) -> float | None:

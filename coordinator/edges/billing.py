@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 from culm.coordinator.commands import Record
@@ -12,7 +12,7 @@ from culm.pipeline.errors import JobError
 from culm.pipeline.money import kinds
 from culm.pipeline.money.ledger import USES, Ledger
 from culm.pipeline.money.prices import PriceTable, load_prices
-from culm.pipeline.resources import Resources, TensorWorkers
+from culm.pipeline.resources import Resources
 
 log = logging.getLogger("culm.coordinator")
 
@@ -73,7 +73,9 @@ class Billing:
             if life is None or life.incarnation != node.incarnation or not life.priced:
                 continue
             zones, regions = life.per_gb.get("zones", 0.0), life.per_gb.get("regions", 0.0)
-            price = NodePrice(life.per_hour, zones, regions, node.machine.region, self._per_gb_second(node))
+            price = NodePrice(
+                life.per_hour, zones, regions, node.machine.region, self._per_gigabyte_second(node) or 0.0
+            )
             if price != node.price:
                 found[node.node, node.incarnation] = price
         return found
@@ -100,30 +102,24 @@ class Billing:
             accelerator_bytes=seen.accelerator_bytes,
             **rounded,
         )
+        if (work := seen.tensor_workers) is not None:
+            used = replace(
+                used,
+                workers=work.workers,
+                tasks_waiting=work.waiting,
+                tasks_done=work.done,
+                tasks_repeated=work.repeated,
+                worker_seconds=round(work.seconds, 3),
+                gigabyte_seconds=round(work.gigabyte_seconds, 3),
+                per_gigabyte_second=self._per_gigabyte_second(node),
+            )
         busy = sum(times[use] for use in ("forward", "backward", "redundant", "apply"))
         text = f"{node.node} has worked for {busy:.1f} of {total:.1f} s"
         yield Record(used, text)
-        if seen.tensor_workers is not None:
-            yield self._tensor_work(node, seen.tensor_workers)
 
-    def _per_gb_second(self, node: Node) -> float:
+    def _per_gigabyte_second(self, node: Node) -> float | None:
         price = self._prices.function(node.machine.provider)
-        return price.per_gb_second if price is not None else 0.0
-
-    def _tensor_work(self, node: Node, seen: TensorWorkers) -> Record:
-        worked = kinds.TensorWorked(
-            node=node.node,
-            incarnation=node.incarnation,
-            workers=seen.workers,
-            waiting=seen.waiting,
-            done=seen.done,
-            repeated=seen.repeated,
-            seconds=round(seen.seconds, 3),
-            gb_seconds=round(seen.gigabyte_seconds, 3),
-            per_gb_second=self._per_gb_second(node),
-        )
-        text = f"{seen.workers} tensor workers of {node.node}, {seen.done} tasks done, {seen.waiting} wait"
-        return Record(worked, text)
+        return price.per_gb_second if price is not None else None
 
     def _priced(self, state: State, ledger: Ledger) -> Iterator[Record]:
         changed = self._reread()

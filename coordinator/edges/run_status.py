@@ -9,7 +9,7 @@ from collections import deque
 from culm.coordinator import ending, limits, pausing, stopping_early, watchdog
 from culm.coordinator.edges.coordinator_settings import CoordinatorSettings
 from culm.coordinator.edges.event_log import EventLog
-from culm.coordinator.state import Node, Phase, State
+from culm.coordinator.state import Node, Phase, Settings, State
 from culm.pipeline.identity_parts import samples_per_epoch
 from culm.pipeline.messages import machine_to_proto, resources_to_proto, times_to_proto
 from culm.pipeline.plan_codec import pause_to_proto, plan_to_proto
@@ -79,6 +79,7 @@ class RunStatus:
             workers_reason=state.tensor_work.reason,
             saving=state.saving is not None,
             saving_step=(state.saving.step or 0) if state.saving is not None else 0,
+            graph=_graph(state.settings),
             awaited=watchdog.waited_for(state, now) if state.watch.stalled and state.plan is not None else "",
         )
         for s in range(len(state.plan.stages) if state.plan is not None else state.settings.stages):
@@ -119,6 +120,15 @@ class RunStatus:
                 resources=resources_to_proto(node.resources) if node.resources is not None else None,
             )
         return response
+
+
+def _graph(settings: Settings) -> pb.GraphStatus | None:
+    if not settings.whole_pipelines:
+        return None
+    known = settings.staleness
+    return pb.GraphStatus(
+        chunks=settings.pipelines, staleness=known.most, refresh=known.refresh, fresh_from=known.fresh_from
+    )
 
 
 def _state_of(node: Node, holds: bool) -> str:

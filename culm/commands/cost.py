@@ -122,9 +122,9 @@ def in_words(figures: pb.GetCostResponse) -> list[str]:
     if figures.crossing_bytes:
         gb = figures.crossing_bytes / 1e9
         lines.append(f"between zones   {gb:.3f} GB, ${figures.transfer_dollars:.4f}")
-    if figures.tensor_work_gb_seconds:
-        gb_seconds = figures.tensor_work_gb_seconds
-        lines.append(f"tensor workers  {gb_seconds:,.0f} GB-seconds, ${figures.tensor_work_dollars:.4f}")
+    if figures.worker_gigabyte_seconds:
+        gb_seconds = figures.worker_gigabyte_seconds
+        lines.append(f"tensor workers  {gb_seconds:,.0f} GB-seconds, ${figures.worker_dollars:.4f}")
     if figures.interruptions:
         seconds, dollars = (sum(getattr(x, name) for x in figures.interruptions) for name in ("seconds", "dollars"))
         lines.append(f"interruptions   {len(figures.interruptions)}, {seconds:.1f} s lost, ${dollars:.4f}")

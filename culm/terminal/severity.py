@@ -58,7 +58,6 @@ OF_KIND: Mapping[type[Event], Severity] = {
     kinds.TookOver: Severity.WARNING,
     kinds.Priced: Severity.ROUTINE,
     kinds.Tariff: Severity.ROUTINE,
-    kinds.TensorWorked: Severity.ROUTINE,
     kinds.WorkersChosen: Severity.NEWS,
     kinds.Used: Severity.ROUTINE,
 }

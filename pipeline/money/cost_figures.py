@@ -30,8 +30,8 @@ def cost_figures(
         dollars_per_hour=dollars_per_hour,
         transfer_dollars=usage.transfer_dollars,
         crossing_bytes=usage.crossing_bytes,
-        tensor_work_dollars=usage.tensor_dollars,
-        tensor_work_gb_seconds=usage.gb_seconds,
+        worker_dollars=usage.worker_dollars,
+        worker_gigabyte_seconds=usage.gigabyte_seconds,
         fixed_dollars=fixed_dollars,
         unpriced=[life.node for life in lives.open.values() if not life.priced],
     )
@@ -69,8 +69,10 @@ def _add_training(
     if cost.dollars > 0:
         cost.value = cost.samples / (HOUR * cost.dollars)
     on_demand = lives.on_demand()
-    if on_demand is not None:
-        cost.on_demand_dollars = steps.stages * on_demand * cost.useful_seconds / HOUR
+    if on_demand is not None and seconds > 0:
+        # What the run pays beside its machines it would pay for those as well: for as long as they would train.
+        beside = (cost.fixed_dollars + cost.transfer_dollars + cost.worker_dollars) / seconds * cost.useful_seconds
+        cost.on_demand_dollars = steps.mean_owners() * on_demand * cost.useful_seconds / HOUR + beside
     if seconds > 0:
         cost.checkpoint_seconds = with_checkpoints(history, cost.useful_seconds, steps.stages)
         cost.checkpoint_dollars = cost.checkpoint_seconds * cost.dollars / seconds

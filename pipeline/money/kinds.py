@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from culm.pipeline.money.event import Event
-from culm.pipeline.money.money_kinds import Priced, Tariff, TensorWorked, Unpriced, Used, WorkersChosen
+from culm.pipeline.money.money_kinds import Priced, Tariff, Unpriced, Used, WorkersChosen
 from culm.pipeline.money.node_kinds import Attached, Dismissed, Draining, Joined, Left, Lost, Slow, Tight, Warned
 from culm.pipeline.money.plan_kinds import Hot, Planned, Recovered, Resumed, RolledBack
 from culm.pipeline.money.run_kinds import (
@@ -43,7 +43,7 @@ GROUPS: Mapping[str, tuple[type[Event], ...]] = {
     "The run": (Pausing, Paused, Unpaused, Stopping, Done, Fetched, Released, Failed, Untracked),
     "Coordinators": (Adopted, TookOver),
     "Money": (Priced, Unpriced, Tariff, Used),
-    "Graphs": (TensorWorked, WorkersChosen),
+    "Graphs": (WorkersChosen,),
 }
 KINDS: Mapping[str, type[Event]] = {each.kind: each for group in GROUPS.values() for each in group}
 
@@ -58,4 +58,4 @@ def words_of(event: Committed | Measured | Evaluated) -> str:
 
 
 ENDS = (Lost, Left, Dismissed)  # after these the node's process takes part no more
-FREQUENT = (Committed, Measured, Used, TensorWorked)  # a stream of their own keeps them
+FREQUENT = (Committed, Measured, Used)  # a stream of their own keeps them

@@ -21,7 +21,6 @@ from culm.pipeline.money.kinds import (
     Priced,
     RolledBack,
     Tariff,
-    TensorWorked,
     TookOver,
     Unpaused,
     Used,
@@ -42,8 +41,8 @@ __all__ = ["USES", "Ledger"]
 #     joined, lost, left,        a machine is paid from here on, up to here               lives
 #       dismissed, price
 #     tariff                     what runs beside the nodes, from the first tariff on     fixed, here
-#     usage                      where machines' time went; bytes between zones           usage
-#     tensor_work                what tensor workers cost                                 usage
+#     usage                      where machines' time went; bytes between zones; what     usage
+#                                tensor workers cost
 #     plan, commit, rollback     the steps that count; when the one that runs began       trained_steps
 #     lost, rollback,            what went wrong, charged at the commit that follows      interruptions
 #       recovered_coordinator,
@@ -85,9 +84,7 @@ class Ledger:
             case Tariff():
                 self._tariff(at, event)
             case Used():
-                self._usage.take(event, self._lives)
-            case TensorWorked():
-                self._usage.take_tensor_work(at, event, self._lives)
+                self._usage.take(at, event, self._lives)
             case Planned():
                 if self._steps.plan(at, entry.step, event, self._spent(at)):
                     self._history.begin(at)
@@ -184,14 +181,15 @@ class Ledger:
             "_samples_per_step": steps.samples,
             "_tokens_per_step": steps.tokens,
             "_stages": steps.stages,
+            "_owners": [steps.owners, steps.stepped, steps.owner_seconds],
             "_marks": steps.marks,
             "_since": steps.since,
             "_lost_seconds": self._interruptions.lost_seconds,
             "_by_use": usage.dollars,
             "_transfer": usage.transfer_dollars,
             "_crossing_bytes": usage.crossing_bytes,
-            "_tensor_dollars": usage.tensor_dollars,
-            "_gb_seconds": usage.gb_seconds,
+            "_worker_dollars": usage.worker_dollars,
+            "_gigabyte_seconds": usage.gigabyte_seconds,
             "_machines_before": lives.left_out_dollars,
             "_on_demand_before": lives.left_out_on_demand,
             "lives": [asdict(life) for life in lives.known],
@@ -219,6 +217,8 @@ class Ledger:
             left_out_dollars=document["_machines_before"],
             left_out_on_demand=document["_on_demand_before"],
         )
+        # A coordinator of a version before kept no owners: then there are as many as stages until the next plan.
+        owners, stepped, owner_seconds = document.get("_owners", (document["_stages"], 0.0, 0.0))
         ledger._steps = TrainedSteps(
             begun=document["_begun"],
             first=document["_first_step"],
@@ -226,6 +226,9 @@ class Ledger:
             samples=document["_samples_per_step"],
             tokens=document["_tokens_per_step"],
             stages=document["_stages"],
+            owners=owners,
+            stepped=stepped,
+            owner_seconds=owner_seconds,
             marks=[Mark(int(step), at, money) for step, at, money in document["_marks"]],
             since=None if document["_since"] is None else Moment(document["_since"][0], document["_since"][1]),
         )
@@ -238,8 +241,8 @@ class Ledger:
             dollars=document["_by_use"],
             transfer_dollars=document["_transfer"],
             crossing_bytes=document["_crossing_bytes"],
-            tensor_dollars=document.get("_tensor_dollars", 0.0),
-            gb_seconds=document.get("_gb_seconds", 0.0),
+            worker_dollars=document.get("_worker_dollars", 0.0),
+            gigabyte_seconds=document.get("_gigabyte_seconds", 0.0),
         )
         ledger._history = History(**document["history"])
         ledger._fixed = _life(document["fixed"])
@@ -252,7 +255,7 @@ class Ledger:
     def _spent(self, now: float) -> float:
         lives, fixed, usage = self._lives, self._fixed_dollars(now), self._usage
         nodes = lives.ended_dollars + lives.open_dollars(now)
-        return nodes + fixed + usage.transfer_dollars + usage.tensor_dollars
+        return nodes + fixed + usage.transfer_dollars + usage.worker_dollars
 
     def _fixed_dollars(self, now: float) -> float:
         return self._fixed.dollars(now) if self._fixed.priced else 0.0

@@ -45,9 +45,9 @@ class Life:
     settled: float = 0.0  # what it had cost by ``since``
     seconds: dict[str, float] = field(default_factory=dict)  # by use, as last reported
     sent: dict[str, int] = field(default_factory=dict)  # bytes by peer, as last reported
-    gb_seconds: float = 0.0  # of its tensor workers, as last reported
-    tensor_per_hour: float = 0.0  # what these cost lately, and until when
-    tensor_until: float = 0.0
+    gigabyte_seconds: float = 0.0  # of its tensor workers, as last reported
+    workers_per_hour: float = 0.0  # what these cost lately, and until when
+    workers_until: float = 0.0
 
     def dollars(self, now: float) -> float:
         """What it has cost by ``now``; after its end, in all."""
@@ -133,7 +133,7 @@ class Lives:
 
     def per_hour(self) -> float:
         """Dollars an hour of the nodes that take part, and of their tensor workers."""
-        return sum(life.per_hour + life.tensor_per_hour for life in self.open.values())
+        return sum(life.per_hour + life.workers_per_hour for life in self.open.values())
 
     def on_demand(self) -> float | None:
         """The mean price an hour of the run's machines on demand; None where no price is known."""

@@ -61,22 +61,13 @@ class Used(Event):
     accelerator_busy: Annotated[float | None, "share of the time in which its accelerator computes, if known"] = None
     accelerator_used_bytes: Annotated[int, "memory of its accelerator that is taken, in bytes"] = 0
     accelerator_bytes: Annotated[int, "memory of its accelerator, in bytes; 0: it has none"] = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorWorked(Event):
-    """What tensor workers have done for a graph server since it started, and what waits for them."""
-
-    kind = "tensor_work"
-    node: Annotated[str, "the graph server"]
-    incarnation: Incarnation
-    workers: Annotated[int, "that are there now"]
-    waiting: Annotated[int, "tasks that no worker has taken yet"]
-    done: Annotated[int, "tasks"]
-    repeated: Annotated[int, "tasks that a second worker was given, since the first one was late"]
-    seconds: Annotated[float, "seconds for which workers have had tasks"]
-    gb_seconds: Annotated[float, "the memory that workers are billed by times the seconds for which they were there"]
-    per_gb_second: Annotated[float, "dollars for a gigabyte (2**30 bytes) and a second; 0: not known"] = 0.0
+    workers: Annotated[int | None, "tensor workers that offer themselves to it; none: it is no graph server"] = None
+    tasks_waiting: Annotated[int | None, "tensor tasks that no worker has taken yet"] = None
+    tasks_done: Annotated[int | None, "tensor tasks that workers have done since it started"] = None
+    tasks_repeated: Annotated[int | None, "tasks of these that a second worker was given"] = None
+    worker_seconds: Annotated[float | None, "seconds for which workers have computed"] = None
+    gigabyte_seconds: Annotated[float | None, "gigabytes of memory times the seconds that workers are billed by"] = None
+    per_gigabyte_second: Annotated[float | None, "dollars for one; none: not known"] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,5 +75,5 @@ class WorkersChosen(Event):
     """How many tensor workers the run wants from now on."""
 
     kind = "workers"
-    workers: int
+    workers: Annotated[int, "tensor workers"]
     why: Why

@@ -19,6 +19,10 @@ class Planned(Event):
     samples_per_step: Annotated[int, "samples in a step"] = 0
     tokens_per_step: Annotated[int, "tokens in a step; 0 where samples have none"] = 0
     samples_per_epoch: Annotated[int, "samples that the dataset has; 0 where nobody knows"] = 0
+    chunks: Annotated[int | None, "of the graph, each a pipeline of the plan; none: the job trains on samples"] = None
+    staleness: Annotated[int | None, "epochs that values of other chunks may be old"] = None
+    refresh: Annotated[int | None, "every so many epochs one takes new values"] = None
+    fresh_from: Annotated[int | None, "from this epoch on all take new values"] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

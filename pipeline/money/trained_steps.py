@@ -51,12 +51,18 @@ class TrainedSteps:
     samples: int = 0  # in a step
     tokens: int = 0  # in a step
     stages: int = 0
+    owners: int = 0  # machines that run the stages, by the newest plan
+    # Seconds of the steps that were committed, and of each the same times the owners that it had.
+    stepped: float = 0.0
+    owner_seconds: float = 0.0
     marks: list[Mark] = field(default_factory=list)  # Invariant: in the order of steps, each below ``committed``
     since: Moment | None = None  # the step that runs began; Invariant: None as long as ``begun`` is
 
     def plan(self, at: float, step: int, event: Planned, dollars: float) -> bool:
         """Whether training begins with this plan."""
         self.stages = event.stage_count
+        owners = {owner for stage in event.stages for owner in stage.owners}
+        self.owners = len(owners) or event.stage_count  # an older log may not say who owns what
         self.samples, self.tokens = event.samples_per_step, event.tokens_per_step
         if self.begun is not None:
             return False
@@ -67,6 +73,9 @@ class TrainedSteps:
 
     def commit(self, at: float, step: int, dollars: float) -> None:
         """The step counts; ``dollars`` were spent by now."""
+        if self.since is not None:
+            self.stepped += at - self.since.time
+            self.owner_seconds += (at - self.since.time) * self.owners
         self._lower_first(step)
         self._forget(step)
         self.marks.append(Mark(step, at, dollars))
@@ -98,3 +107,7 @@ class TrainedSteps:
     def counted(self) -> int:
         """How many steps count."""
         return self.committed - self.first if self.first is not None else 0
+
+    def mean_owners(self) -> float:
+        """Machines that ran the stages, in the mean of the steps' time; before the first commit, those of the plan."""
+        return self.owner_seconds / self.stepped if self.stepped > 0 else float(self.owners)

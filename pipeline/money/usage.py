@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field, fields
 
-from culm.pipeline.money.kinds import TensorWorked, Used
-from culm.pipeline.money.lives import HOUR, Lives
+from culm.pipeline.money.kinds import Used
+from culm.pipeline.money.lives import HOUR, Life, Lives
 from culm.pipeline.times import TimeSplit
 
 # A node tells sums since it started, not what is new. So each report counts by its difference to the last one, which
@@ -27,11 +27,11 @@ class Usage:
     dollars: dict[str, float] = field(default_factory=lambda: dict.fromkeys(USES, 0.0))  # by use
     transfer_dollars: float = 0.0
     crossing_bytes: int = 0  # between zones or regions
-    tensor_dollars: float = 0.0  # of tensor workers
-    gb_seconds: float = 0.0  # that these are billed by
+    worker_dollars: float = 0.0  # of tensor workers
+    gigabyte_seconds: float = 0.0  # that these are billed by
 
-    def take(self, event: Used, lives: Lives) -> None:
-        """What a node reports of itself."""
+    def take(self, at: float, event: Used, lives: Lives) -> None:
+        """What a node reports of itself, and of its tensor workers."""
         life = lives.by_incarnation.get((event.node, event.incarnation))
         if life is None:
             return
@@ -46,16 +46,14 @@ class Usage:
             if crossed:
                 self.crossing_bytes += more
                 self.transfer_dollars += more / GB * life.per_gb.get(crossed, 0.0)
+        self._take_workers(at, event, life)
 
-    def take_tensor_work(self, at: float, event: TensorWorked, lives: Lives) -> None:
-        """What a graph server reports of its tensor workers."""
-        life = lives.by_incarnation.get((event.node, event.incarnation))
-        if life is None:
-            return
-        more = max(0.0, event.gb_seconds - life.gb_seconds)
-        life.gb_seconds = event.gb_seconds
-        self.gb_seconds += more
-        self.tensor_dollars += more * event.per_gb_second
-        since, life.tensor_until = life.tensor_until or life.joined, at
+    def _take_workers(self, at: float, event: Used, life: Life) -> None:
+        more = max(0.0, (event.gigabyte_seconds or 0.0) - life.gigabyte_seconds)
+        dollars = more * (event.per_gigabyte_second or 0.0)
+        self.gigabyte_seconds += more
+        self.worker_dollars += dollars
+        since, life.workers_until = life.workers_until or life.joined, at
         if at > since:
-            life.tensor_per_hour = more * event.per_gb_second / (at - since) * HOUR
+            life.workers_per_hour = dollars / (at - since) * HOUR
+        life.gigabyte_seconds += more

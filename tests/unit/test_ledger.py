@@ -100,10 +100,48 @@ def test_the_worked_example_adds_up() -> None:
     assert cost.dollars_per_thousand_samples == pytest.approx(cost.dollars / 0.048)
     assert cost.dollars_per_million_tokens == pytest.approx(cost.dollars / 0.006144)
     assert cost.value == pytest.approx(48 / 3600 / cost.dollars)
-    assert cost.on_demand_dollars == pytest.approx(2 * 1.08 * 30 / 3600)
+    # Two machines on demand for the 30 s, and for as long what this run paid beside its machines in 32 s.
+    assert cost.on_demand_dollars == pytest.approx(2 * 1.08 * 30 / 3600 + (0.00042 + 0.04) * 30 / 32)
     # A node is lost 22 s into training: back to 20 s, a restart of 100 s, and the 10 s that are left.
     assert cost.checkpoint_seconds == pytest.approx(22 + 100 + 10)
     assert cost.checkpoint_dollars == pytest.approx(cost.dollars * 132 / 32)
+
+
+def test_on_demand_pays_for_transfer_too() -> None:
+    """At one price a run that loses nothing costs the same on demand, however much it sends between zones."""
+    log = Log()
+    log.joins(0, "n0", 1.08)
+    log.joins(0, "n1", 1.08, zone="b")
+    log.plan(0)
+    log.commits(10, 0)
+    log.happens(15, "usage", node="n0", incarnation=1, **USAGE, **{"sent.n1": 50 * 10**9})
+    log.commits(20, 1)
+    cost = log.figures(20)
+    assert cost.transfer_dollars == pytest.approx(1.0)
+    assert cost.on_demand_dollars == pytest.approx(cost.dollars) == pytest.approx(1.0 + 2 * 1.08 * 20 / 3600)
+
+
+def test_on_demand_takes_as_many_machines_as_ran_the_stages() -> None:
+    """Two replicas of two stages on four machines; one is lost, and the stage's other owner does its part too."""
+    log = Log()
+    for node in ("n0", "n1", "n2", "n3"):
+        log.joins(0, node, 1.08)
+    whole = "[[0, 1, ['n0', 'n1'], []], [1, 2, ['n2', 'n3'], []]]".replace("'", '"')
+    log.happens(0, "plan", stage_count=2, samples_per_step=8, stages=whole)
+    for step in range(4):
+        log.commits(5 + 5 * step, step)
+    assert log.figures(20).on_demand_dollars == pytest.approx(4 * 1.08 * 20 / 3600)
+    ledger = Ledger()
+    for event in log.events:
+        ledger.take(of_message(event))
+    ledger = Ledger.from_document(json.loads(json.dumps(ledger.to_document())))  # another coordinator takes over
+    less = whole.replace("n1", "n0")
+    log.happens(20, "plan", 4, stage_count=2, samples_per_step=8, stages=less)
+    log.commits(25, 4)
+    for event in log.events[-2:]:
+        ledger.take(of_message(event))
+    dollars = (4 * 20 + 3 * 5) * 1.08 / 3600
+    assert log.figures(25).on_demand_dollars == ledger.figures(START + 25).on_demand_dollars == pytest.approx(dollars)
 
 
 def test_a_pause_costs_its_own_money_and_no_step_s_time() -> None:
@@ -329,28 +367,27 @@ def test_tensor_workers_are_paid_by_what_their_server_tells() -> None:
     log = worked_example()
     del log.events[-1]
     before = log.figures(42).dollars
-    work: dict[str, object] = {"workers": 2, "waiting": 0, "done": 9, "repeated": 0, "seconds": 3.0}
     for at, node, incarnation, gb_seconds, price in (
         (42, "n0", 1, 100.0, 1e-5),
         (42, "n0", 1, 300.0, 2e-5),  # the first hundred are paid at the first price
         (42, "n1", 1, 50.0, 1e-5),  # it is lost, and this its last word
         (42, "n9", 1, 50.0, 1e-5),  # nobody knows it
     ):
-        sums: dict[str, object] = {"gb_seconds": gb_seconds, "per_gb_second": price}
-        log.happens(at, "tensor_work", node=node, incarnation=incarnation, **work, **sums)
+        sums: dict[str, object] = {"gigabyte_seconds": gb_seconds, "per_gigabyte_second": price}
+        log.happens(at, "usage", node=node, incarnation=incarnation, **USAGE, **sums)
     figures = log.figures(42)
-    assert figures.tensor_work_gb_seconds == 350.0
-    assert figures.tensor_work_dollars == pytest.approx(100 * 1e-5 + 200 * 2e-5 + 50 * 1e-5)
-    assert figures.dollars == pytest.approx(before + figures.tensor_work_dollars)
+    assert figures.worker_gigabyte_seconds == 350.0
+    assert figures.worker_dollars == pytest.approx(100 * 1e-5 + 200 * 2e-5 + 50 * 1e-5)
+    assert figures.dollars == pytest.approx(before + figures.worker_dollars)
     assert any(line.startswith("tensor workers  350 GB-seconds, $0.0055") for line in in_words(figures))
 
 
 def test_an_hour_of_tensor_workers_is_what_they_cost_lately() -> None:
     log = Log()
     log.joins(0, "n0", per_hour=0.36)
-    work: dict[str, object] = {"workers": 2, "waiting": 0, "done": 9, "repeated": 0, "seconds": 3.0}
     for at, gb_seconds in ((10, 20.0), (20, 60.0)):
-        log.happens(at, "tensor_work", node="n0", incarnation=1, gb_seconds=gb_seconds, per_gb_second=1e-5, **work)
+        sums: dict[str, object] = {"gigabyte_seconds": gb_seconds, "per_gigabyte_second": 1e-5}
+        log.happens(at, "usage", node="n0", incarnation=1, **USAGE, **sums)
     assert log.figures(30).dollars_per_hour == pytest.approx(0.36 + 4.0 * 1e-5 * 3600)
     log.loses(31, "n0", 0)
     assert log.figures(32).dollars_per_hour == 0.0

@@ -4,7 +4,7 @@ import re
 from datetime import UTC
 
 from culm.protos import coordinator_pb2 as pb
-from culm.ui.screens.log_lines import _drawn, end
+from culm.ui.screens.log_lines import _drawn, end, until
 from culm.ui.source import LogLines
 from tests.unit.test_ui_history import a_run_with_a_lost_node, folded
 
@@ -34,3 +34,11 @@ def test_the_reason_is_there_also_where_no_line_is_kept() -> None:
     html = _drawn(LogLines(), (), "lines", UTC, [(lost.time, end(lost, "n0", UTC))])
     assert [each.endswith(lost.why) for each in said(html)] == [True]
     assert "The coordinator has no such lines" in html
+
+
+def test_a_process_that_follows_at_once_says_nothing_of_the_lost_one() -> None:
+    lines = [line(1.0, "before"), line(2.2, "late"), line(2.3, "of the next process"), line(9.0, "much later")]
+    for kept, incarnation in zip(lines, (1, 1, 2, 2), strict=True):
+        kept.incarnation = incarnation
+    assert [kept.line.text for kept in until(2.0, lines)] == ["before", "late"]
+    assert [kept.line.text for kept in until(0.5, lines)] == ["before"], "nobody knows which process it was"

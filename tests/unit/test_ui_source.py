@@ -16,7 +16,8 @@ from culm.ui.history import History
 from culm.ui.kept_logs import KeptLogs
 from culm.ui.runs import Runs
 from culm.ui.source import Live
-from tests.unit.test_ui_history import event
+from tests.unit.test_ui_history import START, event
+from tests.unit.test_ui_pages import used
 
 Events = list[pb.ListEventsResponse]
 
@@ -27,12 +28,14 @@ class Coordinator(CoordinatorServicer):
 
     events: Events = field(default_factory=list)
     asked: list[int] = field(default_factory=list)  # from which number
+    nodes: list[pb.NodeStatus] = field(default_factory=list)
+    as_of: float = 0.0  # by its clock
     lines: Any = None  # what answers for log lines; None: as a coordinator that knows none
 
     def GetStatus(  # noqa: N802
         self, request: pb.GetStatusRequest, context: grpc.ServicerContext
     ) -> pb.GetStatusResponse:
-        return pb.GetStatusResponse(job="gpt", steps=10)
+        return pb.GetStatusResponse(job="gpt", steps=10, nodes=self.nodes)
 
     def ListEvents(  # noqa: N802
         self, request: pb.ListEventsRequest, context: grpc.ServicerContext
@@ -49,7 +52,7 @@ class Coordinator(CoordinatorServicer):
         return answer
 
     def GetCost(self, request: pb.GetCostRequest, context: grpc.ServicerContext) -> pb.GetCostResponse:  # noqa: N802
-        return pb.GetCostResponse(done=any(event.kind == "done" for event in self.events))
+        return pb.GetCostResponse(done=any(event.kind == "done" for event in self.events), as_of=self.as_of)
 
 
 @dataclass
@@ -133,6 +136,22 @@ def test_a_long_log_is_read_in_parts_and_none_is_missing(dashboard: Dashboard, m
     monkeypatch.setattr(source, "READING", 60.0)
     last = dashboard.live.look()
     assert (last.reading, list(last.history.steps)) == (0, list(range(50)))
+
+
+def test_what_nodes_do_now_cuts_off_nothing_of_a_log_that_is_read(
+    dashboard: Dashboard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a node tells now is newer than the rest of the log: taken first, it would make that too late."""
+    told = [used(i, 10.0 * i, "n0") for i in range(1, 9)]
+    dashboard.coordinator.nodes = [pb.NodeStatus(id="n0", incarnation=2, times=pb.TimeSplit(bubble=60.0, forward=60.0))]
+    dashboard.coordinator.events, dashboard.coordinator.as_of = told, START + 90.0
+    monkeypatch.setattr(source, "READING", -1.0)  # one event a look
+    monkeypatch.setattr(source, "PARTLY", -1.0)
+    for _ in range(3):
+        dashboard.live.look()
+    monkeypatch.setattr(source, "READING", 60.0)
+    shares = dashboard.live.look().history.trends.bubble_share(START, START + 100.0)
+    assert [at - START for at, _ in shares["n0"]] == [20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0]
 
 
 def test_the_log_of_a_run_that_has_ended_is_kept_once(dashboard: Dashboard, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from culm.pipeline.money.example_prices import EXPLAINED, at_example_prices
 from culm.protos import coordinator_pb2 as pb
 from culm.ui import markup, palette
 from culm.ui.charts import bar_columns, bar_spec
+from culm.ui.counting import STEPS, counting, price_of
 from culm.ui.look import Look
 from culm.ui.screens.widgets import (
     CHART_SECONDS,
@@ -52,11 +53,12 @@ def figures(source: Source) -> None:
 
 def told(look: Look) -> list[markup.Figure]:
     cost = look.cost
-    known, lost = has_price(cost), sum(x.dollars for x in cost.interruptions)
+    known, lost, of = has_price(cost), sum(x.dollars for x in cost.interruptions), counting(look)
+    tokens = ("A million tokens", worth(cost.dollars_per_million_tokens, known and cost.tokens > 0), "")
     return [
         spent(look),
-        ("1,000 samples", worth(cost.dollars_per_thousand_samples, known and cost.samples > 0), ""),
-        ("A million tokens", worth(cost.dollars_per_million_tokens, known and cost.tokens > 0), ""),
+        (of.priced.capitalize(), worth(price_of(cost, of), known and cost.samples > 0), ""),
+        *([tokens] if of is STEPS else []),
         ("Transfer", worth(cost.transfer_dollars, known), f"{size(cost.crossing_bytes)} between zones"),
         ("Lost to interruptions", worth(lost, known), f"{lost / cost.dollars:.1%} of it" if cost.dollars else ""),
     ]
@@ -66,7 +68,7 @@ def bars(source: Source) -> None:
     cost = source.look().cost
     uses = {use: dollars for use, dollars in cost.dollars_by_use.items() if dollars > 0}
     uses |= {"transfer": cost.transfer_dollars} if cost.transfer_dollars else {}
-    uses |= {"tensor workers": cost.tensor_work_dollars} if cost.tensor_work_dollars else {}
+    uses |= {"tensor workers": cost.worker_dollars} if cost.worker_dollars else {}
     uses |= {"fixed": cost.fixed_dollars} if cost.fixed_dollars else {}
     ways = {"this run": cost.dollars, "on demand": cost.on_demand_dollars}
     ways["with checkpoints and restarts"] = cost.checkpoint_dollars
@@ -87,8 +89,9 @@ def bills(source: Source) -> None:
     st.html(markup.chart_title("lost to interruptions", ""))
     if cost.interruptions:
         newest = list(cost.interruptions)[: -LISTED - 1 : -1]
-        rows = [lost(x, here) for x in newest]
-        st.html(markup.table(rows, "Interruptions, the newest first", ("step", "time lost", "cost")))
+        step = counting(look).step
+        rows = [lost(x, here, step) for x in newest]
+        st.html(markup.table(rows, "Interruptions, the newest first", (step, "time lost", "cost")))
     else:
         st.html(markup.note("No interruption has cost anything so far."))
     st.html(markup.chart_title("bills", ""))
@@ -100,12 +103,12 @@ def bills(source: Source) -> None:
     st.html(markup.note(f"Every figure comes from the event log. docs/cost.md has the formulas. {zone_note(look)}"))
 
 
-def lost(x: pb.InterruptionCost, zone: tzinfo) -> dict[str, str]:
+def lost(x: pb.InterruptionCost, zone: tzinfo, step: str = "step") -> dict[str, str]:
     return {
         "when": moment(x.time, zone),
         "what": x.kind,
         "node": x.node or "–",
-        "step": f"{x.step:,}",
+        step: f"{x.step:,}",
         "time lost": f"{x.seconds:.2f} s",
         "cost": money(x.dollars),
     }

@@ -7,12 +7,19 @@ import streamlit as st
 from culm.pipeline.money.codec import Entry
 from culm.pipeline.money.kinds import FREQUENT, KINDS
 from culm.ui import markup
+from culm.ui.counting import counting
 from culm.ui.screens.widgets import TABLE_SECONDS, TEXT_SECONDS, height_of, panel, show_banner, zone, zone_note
 from culm.ui.source import Source
 from culm.ui.words import moment
 
 SHOWN = 500
-WIDTHS = {"when": 170, "step": 80, "kind": 130, "what and why": 940}  # pixels; a wider page stretches them all
+WIDTHS = {
+    "when": 170,
+    "step": 80,
+    "epoch": 80,
+    "kind": 130,
+    "what and why": 940,
+}  # pixels; a wider page stretches them all
 OFFERED = sorted(kind for kind, known in KINDS.items() if known not in FREQUENT)
 
 
@@ -28,7 +35,8 @@ def listing(source: Source) -> None:
     look = source.look()
     here = zone()
     events = chosen(look.history.notable, st.session_state.get("kinds") or [], st.session_state.get("words") or "")
-    rows = [row(event, here) for event in events[: -SHOWN - 1 : -1]]
+    step = counting(look).step
+    rows = [row(event, here, step) for event in events[: -SHOWN - 1 : -1]]
     if not rows:
         st.html(markup.note("No event is known yet." if not look.history.notable else "No event is of this kind."))
         return
@@ -55,5 +63,5 @@ def chosen(events: list[Entry], kinds: list[str], words: str) -> list[Entry]:
     return [e for e in events if (not kinds or e.kind in kinds) and sought in f"{e.kind} {e.text}".lower()]
 
 
-def row(event: Entry, zone: tzinfo = UTC) -> dict[str, object]:
-    return {"when": moment(event.time, zone), "step": event.step, "kind": event.kind, "what and why": event.text}
+def row(event: Entry, zone: tzinfo = UTC, step: str = "step") -> dict[str, object]:
+    return {"when": moment(event.time, zone), step: event.step, "kind": event.kind, "what and why": event.text}

@@ -10,6 +10,7 @@ from culm.pipeline.money.codec import Entry
 from culm.pipeline.money.example_prices import WORDS as EXAMPLE_PRICES
 from culm.pipeline.money.example_prices import at_example_prices
 from culm.ui import markup
+from culm.ui.counting import counting
 from culm.ui.curves import View
 from culm.ui.incident_facts import facts, origin_of
 from culm.ui.incidents import Incident
@@ -105,7 +106,7 @@ def row(incident: Incident, look: Look, zone: tzinfo) -> dict[str, object]:
     return {
         "when": moment(incident.time, zone),
         "what": incident.title,
-        "step": f"{incident.step:,}",
+        counting(look).step: f"{incident.step:,}",
         "stages": incident.stages,
         "notice": span(incident.notice_seconds) if incident.notice_seconds is not None else "none",
         "detected": milliseconds(incident.detect_ms),
@@ -150,8 +151,8 @@ def detail(source: Source) -> None:
             origin = origin_of(incident) if incident.detect_ms is not None else "decided"
             st.html(markup.time_line(moments, origin, tone, clocks))
     with right:
-        charge = incident.charge(look.cost.interruptions)
-        st.html(markup.facts(facts(incident, charge, is_over(look), here, at_example_prices(look.cost.nodes))))
+        charge, made_up = incident.charge(look.cost.interruptions), at_example_prices(look.cost.nodes)
+        st.html(markup.facts(facts(incident, charge, is_over(look), here, made_up, counting(look).step)))
     draw_around(look, incident)
     log_lines.of_the_lost(source, incident)
     st.html(markup.table([story(entry, incident, here) for entry in incident.story], "What the log says of it"))

@@ -50,10 +50,18 @@ def of_the_lost(source: Source, incident: Incident) -> None:
         return
     for node in incident.node.split(", "):
         found = source.log_lines(node, "info")
-        before = [kept for kept in found.lines if kept.heard <= incident.time + LATE_SECONDS]
+        before = until(incident.time, found.lines)
         st.html(markup.chart_title(f"the last log lines of {node}", ""))
         last = (incident.time + LATE_SECONDS, end(incident, node, zone()))  # also after a line that came late
         st.html(_drawn(found, before[-LAST:], f"The last log lines of {node}", zone(), [last]))
+
+
+def until(lost: float, lines: Sequence[pb.KeptLine]) -> list[pb.KeptLine]:
+    """What a process said until it was lost. One that follows it may begin at once."""
+    known = [kept.incarnation for kept in lines if kept.heard <= lost]
+    return [
+        kept for kept in lines if kept.heard <= lost + LATE_SECONDS and (not known or kept.incarnation <= known[-1])
+    ]
 
 
 def _drawn(

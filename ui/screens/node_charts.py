@@ -1,6 +1,6 @@
 """What each node took and did over time, a chart each; and where the time of its compute thread went."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isnan
 from statistics import median
@@ -19,6 +19,7 @@ from culm.ui.charts import (
     trend_spec,
 )
 from culm.ui.curves import since_of
+from culm.ui.look import Look
 from culm.ui.node_order import in_order
 from culm.ui.screens.widgets import chart, scheme, zone, zone_note
 from culm.ui.source import Source
@@ -61,20 +62,7 @@ def charts(source: Source) -> None:
     look = source.look()
     if not look.history.begun:
         return
-    here, end = zone(), look.history.last if source.still else look.at
-    begin = max(since_of(look.history, st.session_state.get("last") or "all", end), look.history.begun)
-    incidents = [i for i in look.history.incidents if i.time >= begin]
-    drawn = [(each, each.series(look.history.trends, begin, end)) for each in CHARTS]
-    drawn = [(each, series) for each, series in drawn if series]
-    for begun in range(0, len(drawn), 2):  # a row at a time: on a phone they stand below each other in this order
-        for column, (each, series) in zip(st.columns(2), drawn[begun : begun + 2], strict=False):
-            points = lines(series, begin, end)
-            names = list(dict.fromkeys(p.name for p in points))
-            with column:
-                st.html(markup.chart_title(each.title, _newest(each, series)))
-                spec = trend_spec("", each.form, scheme(), zone_in_words(here, end), names)
-                alt = f"{each.title}, over time, of {', '.join(names)}; {len(incidents)} incidents marked"
-                chart(spec, trend_data(points, incidents, here), alt, f"trend-{each.key}")
+    draw_trends(look, source.still, CHARTS)
     if len(look.status.nodes) > LINES:
         many = f"Of more than {LINES} nodes: the median, the band in which nine of ten lie, and the highest three."
         st.html(markup.note(many))
@@ -86,6 +74,24 @@ def charts(source: Source) -> None:
         chart(split_spec(nodes, scheme()), {"split": split_columns(nodes)}, alt, "split")
         st.html(markup.note(USES_EXPLAINED))
     st.html(markup.note(zone_note(look)))
+
+
+def draw_trends(look: Look, still: bool, shown: Sequence[NodeChart]) -> None:
+    """Those of the charts that have something to show, two beside each other. ``still``: nothing new comes."""
+    here, end = zone(), look.history.last if still else look.at
+    begin = max(since_of(look.history, st.session_state.get("last") or "all", end), look.history.begun)
+    incidents = [i for i in look.history.incidents if i.time >= begin]
+    drawn = [(each, each.series(look.history.trends, begin, end)) for each in shown]
+    drawn = [(each, series) for each, series in drawn if series]
+    for begun in range(0, len(drawn), 2):  # a row at a time: on a phone they stand below each other in this order
+        for column, (each, series) in zip(st.columns(2), drawn[begun : begun + 2], strict=False):
+            points = lines(series, begin, end)
+            names = list(dict.fromkeys(p.name for p in points))
+            with column:
+                st.html(markup.chart_title(each.title, _newest(each, series)))
+                spec = trend_spec("", each.form, scheme(), zone_in_words(here, end), names)
+                alt = f"{each.title}, over time, of {', '.join(names)}; {len(incidents)} incidents marked"
+                chart(spec, trend_data(points, incidents, here), alt, f"trend-{each.key}")
 
 
 def _newest(each: NodeChart, series: Series) -> str:

@@ -7,6 +7,8 @@ import streamlit as st
 from culm.protos import coordinator_pb2 as pb
 from culm.ui import markup
 from culm.ui.charts import bubble_share
+from culm.ui.chunk_map import chunks_by_server, in_ranges
+from culm.ui.counting import chunks_of
 from culm.ui.curves import RANGES
 from culm.ui.look import Look
 from culm.ui.node_order import in_order
@@ -78,7 +80,7 @@ def row(node: pb.NodeStatus, look: Look) -> dict[str, object]:
     return {
         "node": node.id,
         "state": node.state,
-        "stages": ", ".join(map(str, node.stages)),
+        **runs_here(node, look),
         "stands by for": ", ".join(map(str, node.standby_of)),
         "runs now": node.instruction,
         "bubble": 100.0 * bubble_share(node),
@@ -92,6 +94,13 @@ def row(node: pb.NodeStatus, look: Look) -> dict[str, object]:
         "address": node.address,
         "process": str(node.pid or "–"),
     }
+
+
+def runs_here(node: pb.NodeStatus, look: Look) -> dict[str, object]:
+    """Its stages; of a graph its chunks, since a server runs all layers of them."""
+    if chunks_of(look):
+        return {"chunks": in_ranges(chunks_by_server(look.status).get(node.id, []))}
+    return {"stages": ", ".join(map(str, node.stages))}
 
 
 def helped(took: pb.Resources) -> str:

@@ -6,7 +6,8 @@ import streamlit as st
 
 from culm.ui import markup
 from culm.ui.charts import curve_alt, curve_data, curve_spec
-from culm.ui.curves import AXES, RANGES, Curve, View, axis_title, curves, marks, since_of
+from culm.ui.counting import Counting, amount, chunks_of, counting, price_of
+from culm.ui.curves import AXES, RANGES, Curve, View, axes, axis_title, curves, marks, since_of
 from culm.ui.incidents import Incident
 from culm.ui.look import Look
 from culm.ui.screens.widgets import (
@@ -30,7 +31,17 @@ SMALL = 6  # charts beside the loss
 def show(source: Source) -> None:
     panel(figures, source, TEXT_SECONDS)
     with st.container(horizontal=True, vertical_alignment="bottom", gap="medium"):
-        st.segmented_control("Curves over", AXES, default=AXES[0], required=True, key="over", bind="query-params")
+        look = source.look()
+        words = {"step": counting(look).step}
+        st.segmented_control(
+            "Curves over",
+            axes(chunks_of(look)),
+            format_func=lambda axis: words.get(axis, axis),
+            default=AXES[0],
+            required=True,
+            key="over",
+            bind="query-params",
+        )
         st.segmented_control("Range", list(RANGES), default="all", required=True, key="last", bind="query-params")
     panel(charts, source, CHART_SECONDS)
 
@@ -46,40 +57,44 @@ def figures(source: Source) -> None:
 
 def told(look: Look) -> list[markup.Figure]:
     """The run in figures."""
-    status, cost, history = look.status, look.cost, look.history
+    status, cost, history, of = look.status, look.cost, look.history, counting(look)
     over = is_over(look)
-    mean = cost.samples / cost.seconds if cost.seconds else 0.0
-    speed, note = (mean, "mean of the run") if over else (status.samples_per_second, f"{mean:,.0f} on average")
+    mean, now = (cost.samples / cost.seconds if cost.seconds else 0.0), status.samples_per_second
+    mean, now = mean / of.samples, now / of.samples
+    speed, note = (mean, "mean of the run") if over else (now, f"{amount(mean)} on average")
     rate = history.learning_rate
     loss = f"{history.losses[-1]:.4f}" if history.losses else "–"
     goodput = f"{cost.useful_seconds / cost.seconds:.1%}" if cost.seconds else "–"
     lost = sum(i.lost for i in history.incidents)
+    valued = cost.samples > 0 and has_price(cost)
     found = [
         ("Loss", loss, f"learning rate {rate:.3g}" if rate is not None else ""),
-        ("Samples a second", f"{speed:,.0f}", note),
+        (f"{of.trained.capitalize()} a second", amount(speed), note),
         spent(look),
         ("Goodput", goodput, f"{counted(lost, 'node')} lost"),
-        ("Value", f"{cost.value:,.0f}" if cost.samples and has_price(cost) else "–", "samples/s for $1 an hour"),
-        _price(look),
+        ("Value", amount(cost.value / of.samples) if valued else "–", f"{of.trained}/s for $1 an hour"),
+        _price(look, of),
         ("Saved (on demand)", *_saved(cost.on_demand_dollars, cost.dollars)),
         ("Saved (checkpoints)", *_saved(cost.checkpoint_dollars, cost.dollars)),
     ]
     if history.evaluations:
         step, values = max(history.evaluations.items())
-        found[1:1] = [(f"Evaluated: {name}", f"{value:.4g}", f"after step {step:,}") for name, value in values.items()]
+        found[1:1] = [
+            (f"Evaluated: {name}", f"{value:.4g}", f"after {of.step} {step:,}") for name, value in values.items()
+        ]
     if not over and look.status.checkpoint:
-        found.append(("Checkpoint", f"step {status.checkpoint:,}", "the newest whole one"))
+        found.append(("Checkpoint", f"{of.step} {status.checkpoint:,}", "the newest whole one"))
     return found
 
 
-def _price(look: Look) -> markup.Figure:
+def _price(look: Look, of: Counting) -> markup.Figure:
     cost = look.cost
     if cost.tokens:
         so_far = "in all" if is_over(look) else "so far"
         price = worth(cost.dollars_per_million_tokens, has_price(cost))
         return ("A million tokens", price, f"{cost.tokens:,} {so_far}")
-    price = worth(cost.dollars_per_thousand_samples, cost.samples > 0 and has_price(cost))
-    return ("1,000 samples", price, f"{cost.samples:,} trained")
+    price = worth(price_of(cost, of), cost.samples > 0 and has_price(cost))
+    return (of.priced.capitalize(), price, f"{cost.samples // of.samples:,} trained")
 
 
 def _saved(other: float, own: float) -> tuple[str, str]:
@@ -97,7 +112,7 @@ def draw_curves(look: Look, view: View, key: str, beside: bool = False) -> None:
     """The loss, large, and the others below it; or the loss and the speed ``beside`` each other. Incidents on each."""
     found, incidents = curves(view), marks(view)
     if not found:
-        words = "No step is committed yet: the curves begin with the first one."
+        words = f"No {counting(look).step} is committed yet: the curves begin with the first one."
         words = "The run's log is being read." if look.reading or look.status.step else words
         st.html(markup.note("Nothing was committed in this time." if look.history.steps else words))
         return

@@ -8,6 +8,7 @@ from culm.pipeline.ideal_step import ideal_of
 from culm.pipeline.rpc.timetables import Gathered, gather
 from culm.protos import coordinator_pb2 as pb
 from culm.ui import markup
+from culm.ui.counting import counting
 from culm.ui.gantt import gantt, in_words, path_lines, shares
 from culm.ui.screens.widgets import TEXT_SECONDS, panel, scheme, show_banner
 from culm.ui.source import Source
@@ -32,7 +33,14 @@ def asked(name: str, step: int | None, _status: pb.GetStatusResponse) -> Gathere
 def show(source: Source) -> None:
     panel(show_banner, source, TEXT_SECONDS)
     if source.look().status.plan.members:
-        st.number_input("Step", min_value=0, value=None, placeholder="newest", key="timetable_step", width=200)
+        st.number_input(
+            counting(source.look()).step.capitalize(),
+            min_value=0,
+            value=None,
+            placeholder="newest",
+            key="timetable_step",
+            width=200,
+        )
     panel(picture, source, EVERY)
 
 
@@ -50,11 +58,11 @@ def picture(source: Source) -> None:
     except JobError as error:
         st.warning(literal(str(error)), icon=":material/search_off:")
         return
-    shown(gathered)
+    shown(gathered, counting(look).step)
 
 
-def shown(gathered: Gathered) -> None:
-    """The last of the steps."""
+def shown(gathered: Gathered, step: str) -> None:
+    """The last of the steps; ``step``: what one is called."""
     timetable = gathered.timetables[-1]
     ideal, path = ideal_of(timetable), critical_path(timetable)
     legs = by_kind(path)
@@ -63,7 +71,7 @@ def shown(gathered: Gathered) -> None:
     taken = f"{timetable.seconds / best:.2f} times the ideal" if best else ""
     busiest = f"the busiest node works {milliseconds(ideal.busiest_seconds * 1e3)}" if ideal is not None else ""
     figures = [
-        (f"Step {timetable.step}", milliseconds(timetable.seconds * 1e3), taken),
+        (f"{step.capitalize()} {timetable.step}", milliseconds(timetable.seconds * 1e3), taken),
         ("Ideal", milliseconds(best * 1e3) if best else "–", busiest),
         (
             "Waited for tensors to travel",
@@ -79,11 +87,11 @@ def shown(gathered: Gathered) -> None:
     st.vega_lite_chart(None, chart, width="stretch", key="timetable", alt=in_words(timetable, ideal))
     st.caption(
         "Bubble: a node waits for a tensor. Commit: its work is done, it waits for the commit. "
-        f"The wheel zooms, dragging moves, a double click resets. Nodes have steps {gathered.kept.start} to "
-        f"{gathered.kept.stop - 1}. `culm trace --step {timetable.step} --out FILE` writes the step for Perfetto."
+        f"The wheel zooms, dragging moves, a double click resets. Nodes have {step}s {gathered.kept.start} to "
+        f"{gathered.kept.stop - 1}. `culm trace --step {timetable.step} --out FILE` writes the {step} for Perfetto."
     )
     st.html(markup.chart_title("where each node's time went", "in ms"))
     st.dataframe(shares(timetable, ideal), hide_index=True, width="stretch")
-    st.html(markup.chart_title("what the step waited for", "the critical path, the longest first"))
+    st.html(markup.chart_title(f"what the {step} waited for", "the critical path, the longest first"))
     st.dataframe(path_lines(path), hide_index=True, width="stretch")
     st.html(markup.note(f"{PATH_EXPLAINED} docs/timetable.md has more."))

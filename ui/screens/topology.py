@@ -3,7 +3,9 @@
 import streamlit as st
 
 from culm.ui import markup
+from culm.ui.counting import chunks_of
 from culm.ui.ring import MOST, in_words, ring_svg
+from culm.ui.screens.graph import holders
 from culm.ui.screens.widgets import TEXT_SECONDS, banner, panel, preempt, scheme
 from culm.ui.source import Source
 from culm.ui.stage_map import has_peers, lost_lately, stage_map
@@ -18,6 +20,9 @@ def show(source: Source) -> None:
 def picture(source: Source) -> None:
     look = source.look()
     banner(look)
+    if chunks_of(look):
+        holders(look)
+        return
     status = look.status
     lost = lost_lately(status, look.history.gone, look.at)
     if not status.nodes and (is_over(look) or not lost):

@@ -14,6 +14,7 @@ from culm.pipeline.money.example_prices import WORDS as EXAMPLE_PRICES
 from culm.pipeline.money.example_prices import at_example_prices
 from culm.ui import markup
 from culm.ui.charts import Spec
+from culm.ui.counting import chunks_of
 from culm.ui.curves import Columns
 from culm.ui.look import Look
 from culm.ui.node_order import in_order
@@ -45,12 +46,13 @@ def interval(look: Look, every: float, still: bool) -> float | None:
 def panel(draw: Draw, source: Source, every: float) -> None:
     """Draws a part of a page now and again later. When the run ends, or another begins, the page is drawn anew."""
     before = source.look()
-    over = is_over(before)
+    over, on_graph = is_over(before), chunks_of(before) > 0
 
     @functools.wraps(draw)
     def drawn(source: Source) -> None:
         guarded(draw)(source)
-        if is_over(source.look()) != over:
+        now = source.look()
+        if is_over(now) != over or (chunks_of(now) > 0) != on_graph:
             st.rerun()
 
     st.fragment(drawn, run_every=interval(before, every, source.still))(source)
