@@ -76,7 +76,6 @@ def try_out(job: Job) -> None:
     refuse_missing(job)
     import torch
 
-    from culm.pipeline.checkpoints.storage import check_url
     from culm.pipeline.user_code.check import check_job
     from culm.pipeline.user_code.exits import ProcessEnded, caught
     from culm.pipeline.user_code.model import ModelSource
@@ -92,23 +91,38 @@ def try_out(job: Job) -> None:
             try_copying(source.optimizer, source.parameters_like(), job.train.optimizer, CPU)
     except ProcessEnded as error:
         raise JobError(str(error), f"model.layers, {job.model.layers}", "raise an exception instead") from error
+
+
+def check_files(job: Job, resume: str, allow: str, new_run: bool) -> None:
+    """Looks at the checkpoints that the run would go on from, and write. Raises JobError. Comes before what is slow."""
+    from culm.pipeline.checkpoints.storage import check_url
+
     if job.checkpoint is not None:
         check_url(job.checkpoint.url)
+    _refuse_to_resume(job, resume, allow)
+    refuse_to_write_over(job, resume, new_run)
 
 
-def refuse_to_resume_nothing(resume: str) -> None:
-    """Raises JobError where there is no whole checkpoint to go on from."""
+def _refuse_to_resume(job: Job, resume: str, allow: str) -> None:
+    """Raises JobError where there is no whole checkpoint to go on from, or the job says that it is not of this run."""
     if not resume:
         return
     from culm.coordinator.edges.archive import in_a_line
-    from culm.coordinator.edges.origins import refuse_nothing, to_resume
+    from culm.coordinator.edges.coordinator_settings import CoordinatorSettings
+    from culm.coordinator.edges.origins import refuse_nothing, resumable, to_resume
+    from culm.pipeline.identity_parts import parse_allowed
     from culm.pipeline.text import shown_url
 
     try:
-        refuse_nothing(resume, to_resume(resume))
+        whole = to_resume(resume)
+        refuse_nothing(resume, whole)
     except OSError as error:
         mend = "check the address, the network and your credentials"
         raise JobError(f"it cannot be read ({in_a_line(error)})", f"--resume {shown_url(resume)}", mend) from error
+    newest = whole[-1]
+    assert newest.manifest is not None
+    # The coordinator asks the same, but only once the job has been tried and the nodes are being started.
+    resumable(newest, newest.manifest, CoordinatorSettings(job=job, resume=resume, allow=parse_allowed(allow)))
 
 
 def refuse_to_write_over(job: Job, resume: str, new_run: bool) -> None:
@@ -167,10 +181,9 @@ def run(arguments: argparse.Namespace) -> int:
     count = node_count(job, arguments.nodes, arguments.spares)
     kills = [parse_kill(text, count, job) for text in arguments.kill]
     refuse_taken(arguments.coordinator_address, "--coordinator-address")
+    check_files(job, arguments.resume, arguments.allow, arguments.new_run)
     nursery.warm_up()
     try_out(job)
-    refuse_to_resume_nothing(arguments.resume)
-    refuse_to_write_over(job, arguments.resume, arguments.new_run)
     from culm.local.training import train
     from culm.pipeline.checkpoints.digest import save_weights
 

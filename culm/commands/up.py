@@ -9,10 +9,9 @@ from pathlib import Path
 from culm.commands.run import (
     add_cluster_arguments,
     add_job_arguments,
+    check_files,
     node_count,
     read_job,
-    refuse_to_resume_nothing,
-    refuse_to_write_over,
     try_out,
 )
 from culm.engines.engine import ENGINES, Engine, Wish, find, options_of
@@ -69,9 +68,8 @@ def up(arguments: argparse.Namespace) -> int:
     if not arguments.dry_run:
         if arguments.on == LOCAL:
             refuse_taken(arguments.coordinator_address, "--coordinator-address")
+        check_files(job, arguments.resume, arguments.allow, arguments.new_run)
         try_out(job)
-        refuse_to_resume_nothing(arguments.resume)
-        refuse_to_write_over(job, arguments.resume, arguments.new_run)
     folder = clusters.make_folder(name)
     private.write_text(folder / "job.toml", job_to_toml(job))
     wish = Wish(

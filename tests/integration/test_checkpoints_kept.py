@@ -34,12 +34,34 @@ def test_a_run_that_would_write_over_a_whole_checkpoint_does_not_begin(
 
 
 def test_one_url_in_two_spellings_is_one(tmp_path: Path) -> None:
-    """Nothing is left to train, so the coordinator refuses to resume: it is asked."""
+    """Nothing is left to train, so that is what is said, and not that the run would write over the checkpoint."""
     leave(tmp_path / "ck", 40)
-    line = as_process(
-        "run", EXAMPLE, *SECTION, "--set", "job.steps=40", "--resume", f"file://{tmp_path}/ck/", folder=tmp_path
-    ).line
+    words = ("run", EXAMPLE, *SECTION, "--set", "job.steps=40", "--resume", f"file://{tmp_path}/ck/")
+    line = in_process(*words, folder=tmp_path).line
     assert "the checkpoint is of step 40, and the job has 40 steps" in line
+
+
+@pytest.mark.parametrize("command", ["run", "up"])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        pytest.param("--resume nothing --set checkpoint.url=own", "--resume nothing: nothing is there", id="nothing"),
+        pytest.param(
+            "--resume ck --set job.steps=40 --set checkpoint.url=ck", "the job has 40 steps", id="no step is left"
+        ),
+        pytest.param("--set checkpoint.url=ck", "would write over it", id="over another"),
+        pytest.param("--set checkpoint.url=file/ck", "the folder cannot be made", id="a file"),
+        pytest.param("--set checkpoint.url=fyle://ck", "this URL cannot be used", id="no URL"),
+    ],
+)
+def test_files_are_looked_at_before_the_job_is_tried(command: str, words: str, said: str, tmp_path: Path) -> None:
+    """Before, whoever misspelt a path waited for the trial, which may take minutes: here the job cannot be tried."""
+    leave(tmp_path / "ck", 40)
+    (tmp_path / "file").touch()
+    broken = ("--set", "model.layers=nowhere:layers", "--set", "checkpoint.every=2")
+    line = in_process(command, EXAMPLE, *broken, *words.split(), folder=tmp_path, CULM_HOME=str(tmp_path / "home")).line
+    assert said in line
+    assert {path.name for path in tmp_path.iterdir()} == {"ck", "file"}, "nothing has begun"
 
 
 def test_a_storage_that_does_not_answer_may_hold_checkpoints(tmp_path: Path) -> None:
