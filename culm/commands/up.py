@@ -5,6 +5,7 @@ import json
 import sys
 import webbrowser
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from culm.commands.run import (
     add_cluster_arguments,
@@ -44,7 +45,7 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     parser.add_argument("--on", type=engines, default=LOCAL, metavar="ENGINE", help=on)
     option = "an option of the engine; --with help lists them"
     parser.add_argument("--with", dest="options", action="append", default=[], metavar="KEY=VALUE", help=option)
-    dry = "print what the cluster would be told, and start nothing"
+    dry = "print what the cluster would be told, and what it says against it; start nothing, and write nothing"
     parser.add_argument("--dry-run", action="store_true", help=dry)
     add_cluster_arguments(parser)
     parser.add_argument("--no-ui", action="store_true", help="do not start the dashboard")
@@ -65,13 +66,8 @@ def up(arguments: argparse.Namespace) -> int:
     nodes = node_count(job, arguments.nodes, arguments.spares)
     name = arguments.name or job.job.name
     clusters.refuse_running(name)
-    if not arguments.dry_run:
-        if arguments.on == LOCAL:
-            refuse_taken(arguments.coordinator_address, "--coordinator-address")
-        check_files(job, arguments.resume, arguments.allow, arguments.new_run)
-        try_out(job)
-    folder = clusters.make_folder(name)
-    private.write_text(folder / "job.toml", job_to_toml(job))
+    if arguments.on == LOCAL:
+        refuse_taken(arguments.coordinator_address, "--coordinator-address")
     wish = Wish(
         name=name,
         job=arguments.job,
@@ -83,9 +79,22 @@ def up(arguments: argparse.Namespace) -> int:
         ui=not arguments.no_ui,
         options=options,
     )
+    with TemporaryDirectory() as scratch:  # for the engine's drafts
+        draft = Path(scratch).resolve()
+        private.write_text(draft / "job.toml", job_to_toml(job))
+        if arguments.dry_run:
+            print(engine.plan(draft, wish).replace(str(draft), str(clusters.folder_of(name))), end="", flush=True)
+        refused = engine.refusals(draft, wish)
     if arguments.dry_run:
-        print(engine.plan(folder, wish), end="")
-        return 0
+        for error in refused:
+            print(f"culm up: {error}", file=sys.stderr)
+        return 2 if refused else 0
+    for error in refused:
+        raise error
+    check_files(job, arguments.resume, arguments.allow, arguments.new_run)
+    try_out(job)
+    folder = clusters.make_folder(name)
+    private.write_text(folder / "job.toml", job_to_toml(job))
     interrupts.end_on_sigterm()
     try:
         record = engine.up(folder, wish, aside)

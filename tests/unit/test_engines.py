@@ -18,7 +18,9 @@ from culm.engines.slurm_task import Fate, fate, grace_seconds
 from culm.local import clusters
 from culm.local.clusters import Record
 from culm.pipeline.errors import JobError
+from tests.hostile.commands import ROOT, in_process
 
+DIGITS = ROOT / "examples" / "digits_mlp.toml"
 WITHOUT_CLIENTS = [name for name in ENGINES if name != "ray"]  # Ray's own module wants Ray only when it is used
 
 
@@ -65,6 +67,62 @@ def test_where_there_is_no_slurm_it_says_so(home: Path, monkeypatch: pytest.Monk
     with pytest.raises(JobError, match=r"there is no sbatch here.*run this on a machine from which jobs are submitted"):
         find("slurm").up(home, wish(), print)
     assert grace_seconds() is None
+
+
+SBATCH = """#!/bin/sh
+echo "$@" >> "$(dirname "$0")/asked"
+case "$*" in *--partition=nosuch*) echo "allocation failure: Invalid partition name" >&2; exit 1;; esac
+echo "sbatch: Job 5 to start at 2026-01-02T03:04:05 using 1 processors on nodes node2 in partition main" >&2
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], []),
+        (["coordinator_partition=nosuch"], ["coordinator"]),
+        (["partition=nosuch"], ["coordinator", "stages"]),
+    ],
+)
+def test_a_dry_run_asks_slurm_and_leaves_nothing(
+    options: list[str], said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "bin" / "sbatch"
+    program.parent.mkdir()
+    program.write_text(SBATCH)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+    words = ["up", str(DIGITS), "--on", "slurm", *(word for each in options for word in ("--with", each))]
+    home = str(tmp_path / "home")
+    ended = in_process(*words, "--dry-run", folder=tmp_path, CULM_HOME=home)
+    refusal = "culm up: --on slurm, {}: sbatch refuses: allocation failure: Invalid partition name; mend what it says"
+    assert ended.err.splitlines() == [refusal.format(part) for part in said]
+    assert ended.code == (2 if said else 0)
+    assert f"--output={home}/clusters/digits-mlp/slurm-coordinator.out" in ended.out, "what would be submitted"
+    assert {path.name for path in tmp_path.iterdir()} == {"bin"}
+    asked = (program.parent / "asked").read_text().splitlines()
+    assert len(asked) == 2
+    assert all("--test-only" in each for each in asked)
+    if said:  # before the job is tried, and so before anything is submitted
+        assert in_process(*words, folder=tmp_path, CULM_HOME=home).line == refusal.format("coordinator")
+        assert not (tmp_path / "home").exists()
+
+
+@pytest.mark.parametrize(
+    ("engine", "said"),
+    [
+        ("slurm", "there is no sbatch here; run this on a machine from which jobs are submitted to Slurm"),
+        ("kubernetes", "there is no kubectl here; install it"),
+        ("skypilot", "there is no sky here; install SkyPilot"),
+    ],
+)
+def test_a_dry_run_without_the_clusters_client_says_so(
+    engine: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    words = ("up", str(DIGITS), "--on", engine, "--dry-run")
+    assert f"--on {engine}: {said}" in in_process(*words, folder=tmp_path, CULM_HOME=str(tmp_path / "home")).line
+    assert not any(tmp_path.iterdir())
 
 
 def test_a_kit_travels_with_what_its_role_needs_and_no_other_key(tmp_path: Path) -> None:
