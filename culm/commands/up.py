@@ -18,8 +18,8 @@ from culm.commands.run import (
 from culm.engines.engine import ENGINES, Engine, Wish, find, options_of
 from culm.local import clusters
 from culm.local.clusters import LOCAL, Record
-from culm.local.ports import refuse_taken
-from culm.pipeline import private
+from culm.local.ports import is_free, refuse_taken
+from culm.pipeline import default_ports, private
 from culm.pipeline.errors import JobError
 from culm.terminal import flags, interrupts
 from culm.terminal.asides import aside
@@ -86,12 +86,14 @@ def up(arguments: argparse.Namespace) -> int:
             print(engine.plan(draft, wish).replace(str(draft), str(clusters.folder_of(name))), end="", flush=True)
         refused = engine.refusals(draft, wish)
     if arguments.dry_run:
+        _say_beforehand(arguments, name)
         for error in refused:
             print(f"culm up: {error}", file=sys.stderr)
         return 2 if refused else 0
     for error in refused:
         raise error
     check_files(job, arguments.resume, arguments.allow, arguments.new_run)
+    _say_beforehand(arguments, name)
     try_out(job)
     folder = clusters.make_folder(name)
     private.write_text(folder / "job.toml", job_to_toml(job))
@@ -112,6 +114,17 @@ def up(arguments: argparse.Namespace) -> int:
     if record.ui and sys.stdout.isatty():
         webbrowser.open(record.ui)
     return 0
+
+
+def _say_beforehand(arguments: argparse.Namespace, name: str) -> None:
+    """What hinders nothing, and is better known now than at the end."""
+    port = default_ports.COORDINATOR_PORT
+    if arguments.on == LOCAL and not arguments.coordinator_address and not is_free(port):
+        owner = clusters.listening_at(default_ports.COORDINATOR)
+        by = f"the cluster {owner}" if owner else "another process"
+        mend = f"say --cluster {name} with culm status and its like, or choose a port with --coordinator-address"
+        what = f"port {port} is taken by {by}, so the coordinator will listen at another one; {mend}"
+        print(what, file=sys.stderr)
 
 
 def _is_taken_back(engine: Engine, folder: Path, name: str) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import stat
 import threading
 from functools import partial
@@ -16,7 +17,8 @@ from culm.engines.named_cluster import enter, only_one
 from culm.engines.services import StageServer, make_kit, packed, read_settings, unpacked
 from culm.engines.slurm_task import Fate, fate, grace_seconds
 from culm.local import clusters
-from culm.local.clusters import Record
+from culm.local.clusters import Process, Record
+from culm.pipeline import default_ports
 from culm.pipeline.errors import JobError
 from tests.hostile.commands import ROOT, in_process
 
@@ -123,6 +125,31 @@ def test_a_dry_run_without_the_clusters_client_says_so(
     words = ("up", str(DIGITS), "--on", engine, "--dry-run")
     assert f"--on {engine}: {said}" in in_process(*words, folder=tmp_path, CULM_HOME=str(tmp_path / "home")).line
     assert not any(tmp_path.iterdir())
+
+
+def test_a_usual_port_that_is_taken_is_told_first(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, only the address at the end told it, and ``culm status`` asked whoever had the port."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        usual = f"127.0.0.1:{port}"
+        monkeypatch.setattr(default_ports, "COORDINATOR_PORT", port)
+        monkeypatch.setattr(default_ports, "COORDINATOR", usual)
+
+        def told(*more: str) -> str:
+            return in_process("up", str(DIGITS), "--dry-run", *more, folder=home).err
+
+        mend = "say --cluster digits-mlp with culm status and its like, or choose a port with --coordinator-address"
+        found = f"port {port} is taken by {{}}, so the coordinator will listen at another one; {mend}\n"
+        assert told() == found.format("another process")
+        assert told("--coordinator-address", "127.0.0.1:0") == ""
+        refused = in_process("up", str(DIGITS), "--dry-run", "--coordinator-address", usual, folder=home)
+        assert f"cannot listen on {usual}: port in use; choose another" in refused.line
+        here = Process.of(os.getpid())
+        assert here is not None
+        clusters.write(clusters.make_folder("gpt"), Record(name="gpt", address=usual, processes={"coordinator": here}))
+        assert told() == found.format("the cluster gpt")
 
 
 def test_a_kit_travels_with_what_its_role_needs_and_no_other_key(tmp_path: Path) -> None:
