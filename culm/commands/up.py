@@ -21,8 +21,14 @@ from culm.local.clusters import LOCAL, Record
 from culm.local.ports import is_free, refuse_taken
 from culm.pipeline import default_ports, private
 from culm.pipeline.errors import JobError
+from culm.pipeline.job import Job
 from culm.terminal import flags, interrupts
 from culm.terminal.asides import aside
+
+NO_CHECKPOINT = (
+    "the job has no [checkpoint] section: if all nodes that hold a stage go at once, every step so far is lost, and "
+    'the run begins again at step 0; add the section, with every = N and url = "s3://..." or a folder that all share'
+)
 
 
 def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -86,14 +92,14 @@ def up(arguments: argparse.Namespace) -> int:
             print(engine.plan(draft, wish).replace(str(draft), str(clusters.folder_of(name))), end="", flush=True)
         refused = engine.refusals(draft, wish)
     if arguments.dry_run:
-        _say_beforehand(arguments, name)
+        _say_beforehand(arguments, job, name)
         for error in refused:
             print(f"culm up: {error}", file=sys.stderr)
         return 2 if refused else 0
     for error in refused:
         raise error
     check_files(job, arguments.resume, arguments.allow, arguments.new_run)
-    _say_beforehand(arguments, name)
+    _say_beforehand(arguments, job, name)
     try_out(job)
     folder = clusters.make_folder(name)
     private.write_text(folder / "job.toml", job_to_toml(job))
@@ -116,7 +122,7 @@ def up(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _say_beforehand(arguments: argparse.Namespace, name: str) -> None:
+def _say_beforehand(arguments: argparse.Namespace, job: Job, name: str) -> None:
     """What hinders nothing, and is better known now than at the end."""
     port = default_ports.COORDINATOR_PORT
     if arguments.on == LOCAL and not arguments.coordinator_address and not is_free(port):
@@ -125,6 +131,9 @@ def _say_beforehand(arguments: argparse.Namespace, name: str) -> None:
         mend = f"say --cluster {name} with culm status and its like, or choose a port with --coordinator-address"
         what = f"port {port} is taken by {by}, so the coordinator will listen at another one; {mend}"
         print(what, file=sys.stderr)
+    # What runs on this machine alone is a trial, or loses all copies with the machine. Machines are taken in bulk.
+    if arguments.on != LOCAL and job.checkpoint is None and not arguments.json:
+        print(NO_CHECKPOINT, file=sys.stderr)
 
 
 def _is_taken_back(engine: Engine, folder: Path, name: str) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from culm.__main__ import main
+from culm.commands.up import NO_CHECKPOINT
 from culm.engines.command import run
 from culm.engines.engine import ENGINES, Wish, find, options_of
 from culm.engines.named_cluster import enter, only_one
@@ -98,7 +99,7 @@ def test_a_dry_run_asks_slurm_and_leaves_nothing(
     home = str(tmp_path / "home")
     ended = in_process(*words, "--dry-run", folder=tmp_path, CULM_HOME=home)
     refusal = "culm up: --on slurm, {}: sbatch refuses: allocation failure: Invalid partition name; mend what it says"
-    assert ended.err.splitlines() == [refusal.format(part) for part in said]
+    assert ended.err.splitlines() == [NO_CHECKPOINT] + [refusal.format(part) for part in said]
     assert ended.code == (2 if said else 0)
     assert f"--output={home}/clusters/digits-mlp/slurm-coordinator.out" in ended.out, "what would be submitted"
     assert {path.name for path in tmp_path.iterdir()} == {"bin"}
@@ -150,6 +151,19 @@ def test_a_usual_port_that_is_taken_is_told_first(home: Path, monkeypatch: pytes
         assert here is not None
         clusters.write(clusters.make_folder("gpt"), Record(name="gpt", address=usual, processes={"coordinator": here}))
         assert told() == found.format("the cluster gpt")
+
+
+def test_what_is_lost_without_checkpoints_is_told_once_and_where_machines_can_go(home: Path) -> None:
+    def told(*more: str) -> list[str]:
+        ended = in_process("up", str(DIGITS), "--dry-run", *more, folder=home)
+        return [line for line in ended.err.splitlines() if "[checkpoint]" in line]
+
+    slurm = ("--on", "slurm", "--with", "partition=main")
+    saves = ("--set", "checkpoint.url=ck", "--set", "checkpoint.every=9")
+    assert told(*slurm) == [NO_CHECKPOINT]
+    assert told(*slurm, *saves) == []
+    assert told(*slurm, "--json") == []
+    assert told() == [], "all nodes are on this machine"
 
 
 def test_a_kit_travels_with_what_its_role_needs_and_no_other_key(tmp_path: Path) -> None:
