@@ -77,6 +77,7 @@ class RunStatus:
             coordinator=state.settings.coordinator,
             saving=state.saving is not None,
             saving_step=(state.saving.step or 0) if state.saving is not None else 0,
+            audits=_audits_of(state),
             awaited=watchdog.waited_for(state, now) if state.watch.stalled and state.plan is not None else "",
         )
         for s in range(len(state.plan.stages) if state.plan is not None else state.settings.stages):
@@ -117,6 +118,19 @@ class RunStatus:
                 resources=resources_to_proto(node.resources) if node.resources is not None else None,
             )
         return response
+
+
+def _audits_of(state: State) -> pb.AuditFigures | None:
+    if not state.settings.audit:
+        return None
+    told = state.checks
+    return pb.AuditFigures(
+        share=state.settings.audit,
+        forwards=told.forwards,
+        compared=told.compared,
+        differed=told.differed,
+        found=told.found,
+    )
 
 
 def _state_of(node: Node, holds: bool) -> str:
