@@ -9,7 +9,15 @@ from functools import partial
 from pathlib import Path
 
 from culm.pipeline.checkpoints import evaluation_file
-from culm.pipeline.checkpoints.manifest import CheckpointCorrupt, Found, completed_at, find_checkpoints, problems
+from culm.pipeline.checkpoints.manifest import (
+    CheckpointCorrupt,
+    Found,
+    checkpoints_at,
+    completed_at,
+    find_checkpoints,
+    problems,
+    step_of,
+)
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import parse_job
 from culm.terminal import flags
@@ -66,7 +74,7 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     )
     export.set_defaults(command=partial(_reached, _export))
     for action in (ls, verify, export):
-        action.add_argument("url", type=flags.url, metavar="URL", help="where the job's [checkpoint] url points")
+        action.add_argument("url", type=flags.url, metavar="URL", help="the job's [checkpoint] url, or URL/step-...")
         action.add_argument("--json", action="store_true", help="print the result as JSON")
     for action in (verify, export):
         which = action.add_mutually_exclusive_group()
@@ -79,13 +87,14 @@ def _chosen(arguments: argparse.Namespace) -> Found:
 
 
 def chosen(url: str, step: int | None, best: bool = False) -> Found:
-    """The checkpoint that is meant. Raises JobError when there is none."""
-    found = find_checkpoints(url)
+    """The checkpoint that is meant, also by the URL of its own folder. Raises JobError when there is none."""
+    found = checkpoints_at(url)
     if best:
         return _best(found, url)
     wanted = [f for f in found if step is None or f.step == step]
     if not wanted:
-        there = ", ".join(str(f.step) for f in found) or "none"
+        beside = found if step_of(url) is None else find_checkpoints(url.rstrip("/").rpartition("/")[0])
+        there = ", ".join(str(f.step) for f in beside) or "none"
         what = "no checkpoint" if step is None else f"no checkpoint of step {step}"
         raise JobError(f"there is {what}", url, f"choose one of the steps that are there: {there}")
     whole = [f for f in wanted if f.manifest is not None]
@@ -157,7 +166,7 @@ def _row(found: Found) -> dict[str, object]:
 
 
 def _ls(arguments: argparse.Namespace) -> int:
-    found = find_checkpoints(arguments.url)
+    found = checkpoints_at(arguments.url)
     if arguments.json:
         print(json.dumps([_row(f) for f in found]))
         return 0

@@ -8,12 +8,16 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import TextIO
 
 from culm.coordinator.edges.tracking import refuse_missing
 from culm.pipeline import default_ports
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job, load_job
+from culm.pipeline.text import shown_url
+from culm.protos import coordinator_pb2 as pb
 from culm.terminal import flags, interrupts
+from culm.terminal.outcome import Outcome
 
 
 def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -111,7 +115,6 @@ def _refuse_to_resume(job: Job, resume: str, allow: str) -> None:
     from culm.coordinator.edges.coordinator_settings import CoordinatorSettings
     from culm.coordinator.edges.origins import refuse_nothing, resumable, to_resume
     from culm.pipeline.identity_parts import parse_allowed
-    from culm.pipeline.text import shown_url
 
     try:
         whole = to_resume(resume)
@@ -137,7 +140,6 @@ def refuse_to_write_over(job: Job, resume: str, new_run: bool) -> None:
     from culm.coordinator.edges.origins import newer_in_words
     from culm.pipeline.checkpoints.manifest import find_checkpoints
     from culm.pipeline.checkpoints.storage import open_fs
-    from culm.pipeline.text import shown_url
 
     url = job.checkpoint.url
     if new_run:
@@ -199,14 +201,23 @@ def run(arguments: argparse.Namespace) -> int:
         allow=arguments.allow,
     )
     print(f"logs: {cluster.folder}", file=sys.stderr)
+    outcome = Outcome()  # so far
     try:
         with cluster, display(job.job.name, plain=arguments.json) as shown:
             print(f"coordinator: {cluster.address}", file=sys.stderr)
-            outcome = train(cluster, shown.watch)
+
+            def watch(status: pb.GetStatusResponse, events: list[pb.ListEventsResponse], so_far: Outcome) -> None:
+                nonlocal outcome
+                outcome = so_far
+                shown.watch(status, events, so_far)
+
+            outcome = train(cluster, watch)
     except RunFailed as error:
+        _say_checkpoint(outcome, sys.stderr)
         print(f"culm run: {error}", file=sys.stderr)
         return error.code
     except KeyboardInterrupt:
+        _say_checkpoint(outcome, sys.stderr)
         print("culm run: interrupted; every process is ended", file=sys.stderr)
         return 130
     code = os.EX_OK
@@ -235,9 +246,17 @@ def run(arguments: argparse.Namespace) -> int:
             f"survived losing {x['node']} (stage {x['stage']}) in step {x['step']}: detected after "
             f"{x['detect_ms']:.0f} ms, resumed after {x['resume_ms']:.0f} ms, {x['redone']} instructions redone"
         )
+    _say_checkpoint(outcome, sys.stdout)
     if arguments.out:
         print(f"weights: {arguments.out}")
     elif job.checkpoint is None:
         print("weights: not kept; --out FILE writes them, and a [checkpoint] section of the job saves them on the way")
     print(f"weights_sha256 {outcome.sha256}")
     return code
+
+
+def _say_checkpoint(outcome: Outcome, to: TextIO) -> None:
+    """Where the newest whole checkpoint of the run lies, and what it is good for."""
+    if outcome.checkpoint:
+        uses = "--resume goes on from it, and culm checkpoint export writes its weights as one file"
+        print(f"checkpoint: {shown_url(outcome.checkpoint)}; {uses}", file=to)
