@@ -55,6 +55,10 @@ class Checks:
     # Node -> the steps of its last audits, those that agreed in a row; and the last step at which a row of them began.
     passed: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     good: Mapping[str, int] = field(default_factory=dict)
+    # Of the whole run, for people: forwards run again and states of layers compared, all of which agreed; and doubts.
+    forwards: int = 0
+    compared: int = 0
+    differed: int = 0
 
     def told(
         self, node: str, first_layer: int, states: Sequence[int], taken: Sequence[Audited], audited: Sequence[Audited]
@@ -83,7 +87,10 @@ class Checks:
                 row = passed[node] = (*passed.get(node, ()), step)[-proof:]
                 if len(row) == proof:
                     good[node] = row[0]
-        return replace(self.of_step(), in_a_row=0, passed=passed, good=good)
+        compared = self.compared + sum(len(said) > 1 for said in self.states.values())
+        forwards = self.forwards + len(self.audited)
+        told = replace(self.of_step(), in_a_row=0, passed=passed, good=good)
+        return replace(told, forwards=forwards, compared=compared)
 
     def of_step(self) -> "Checks":
         """Another step begins."""
@@ -143,7 +150,8 @@ def noted(checks: Checks, doubt: Doubt) -> tuple[Checks, frozenset[str]]:
     found = {**checks.found, **{node: checks.found.get(node, 0) + 1 for node in guilty}}
     left = tuple(nodes for nodes in doubts if not nodes & guilty)
     good = {node: step for node, step in checks.good.items() if node not in guilty}
-    return replace(checks.of_step(), doubts=left, in_a_row=checks.in_a_row + 1, found=found, good=good), guilty
+    more = replace(checks.of_step(), in_a_row=checks.in_a_row + 1, differed=checks.differed + 1)
+    return replace(more, doubts=left, found=found, good=good), guilty
 
 
 def _in_every(doubts: Sequence[frozenset[str]]) -> frozenset[str]:

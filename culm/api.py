@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import Any
 
 from culm.commands.checkpoint import chosen
-from culm.commands.run import node_count, refuse_to_write_over, try_out
+from culm.commands.run import check_files, node_count, try_out
 from culm.local import nursery
 from culm.local.cluster import LocalCluster
 from culm.pipeline.errors import JobError
@@ -126,10 +126,10 @@ def run(
     """
     loaded = _read(job, overrides)
     count = node_count(loaded, nodes, spares)
+    check_files(loaded, resume, "", new_run)
     nursery.warm_up()
     with _undisturbed():
         _try_out(loaded)
-    refuse_to_write_over(loaded, resume, new_run)
     from culm.local.training import train
 
     told = _Told(on_step) if on_step is not None else None

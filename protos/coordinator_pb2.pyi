@@ -2023,6 +2023,7 @@ class GetStatusResponse(_message.Message):
     GRAPH_FIELD_NUMBER: _builtins.int
     WORKERS_WANTED_FIELD_NUMBER: _builtins.int
     WORKERS_REASON_FIELD_NUMBER: _builtins.int
+    AUDITS_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     phase: _builtins.str
     """"waiting", "running", "paused", "done" or "failed"."""
@@ -2102,6 +2103,10 @@ class GetStatusResponse(_message.Message):
     def graph(self) -> Global___GraphStatus:
         """Unset: the job trains on samples."""
 
+    @_builtins.property
+    def audits(self) -> Global___AuditFigures:
+        """Set where the job audits."""
+
     def __init__(
         self,
         *,
@@ -2144,10 +2149,11 @@ class GetStatusResponse(_message.Message):
         graph: Global___GraphStatus | None = ...,
         workers_wanted: _builtins.int = ...,
         workers_reason: _builtins.str = ...,
+        audits: Global___AuditFigures | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["graph", b"graph", "pause", b"pause", "plan", b"plan"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["audits", b"audits", "graph", b"graph", "pause", b"pause", "plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["awaited", b"awaited", "budget", b"budget", "checkpoint", b"checkpoint", "checkpoint_fault", b"checkpoint_fault", "checkpoint_fault_step", b"checkpoint_fault_step", "checkpoint_folder", b"checkpoint_folder", "checkpoint_sha256", b"checkpoint_sha256", "coordinator", b"coordinator", "cost", b"cost", "detail", b"detail", "era", b"era", "exposure", b"exposure", "exposure_windows", b"exposure_windows", "generation", b"generation", "graph", b"graph", "job", b"job", "kept_seconds", b"kept_seconds", "kill_allowed", b"kill_allowed", "last_layers_saved", b"last_layers_saved", "loss", b"loss", "nodes", b"nodes", "pause", b"pause", "phase", b"phase", "plan", b"plan", "samples_per_epoch", b"samples_per_epoch", "samples_per_second", b"samples_per_second", "samples_per_step", b"samples_per_step", "saving", b"saving", "saving_step", b"saving_step", "stalled_seconds", b"stalled_seconds", "step", b"step", "steps", b"steps", "stop_at", b"stop_at", "stopped_early", b"stopped_early", "term", b"term", "tokens_per_step", b"tokens_per_step", "unpriced", b"unpriced", "workers_reason", b"workers_reason", "workers_wanted", b"workers_wanted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audits", b"audits", "awaited", b"awaited", "budget", b"budget", "checkpoint", b"checkpoint", "checkpoint_fault", b"checkpoint_fault", "checkpoint_fault_step", b"checkpoint_fault_step", "checkpoint_folder", b"checkpoint_folder", "checkpoint_sha256", b"checkpoint_sha256", "coordinator", b"coordinator", "cost", b"cost", "detail", b"detail", "era", b"era", "exposure", b"exposure", "exposure_windows", b"exposure_windows", "generation", b"generation", "graph", b"graph", "job", b"job", "kept_seconds", b"kept_seconds", "kill_allowed", b"kill_allowed", "last_layers_saved", b"last_layers_saved", "loss", b"loss", "nodes", b"nodes", "pause", b"pause", "phase", b"phase", "plan", b"plan", "samples_per_epoch", b"samples_per_epoch", "samples_per_second", b"samples_per_second", "samples_per_step", b"samples_per_step", "saving", b"saving", "saving_step", b"saving_step", "stalled_seconds", b"stalled_seconds", "step", b"step", "steps", b"steps", "stop_at", b"stop_at", "stopped_early", b"stopped_early", "term", b"term", "tokens_per_step", b"tokens_per_step", "unpriced", b"unpriced", "workers_reason", b"workers_reason", "workers_wanted", b"workers_wanted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2185,6 +2191,65 @@ class GraphStatus(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GraphStatus: _TypeAlias = GraphStatus  # noqa: Y015
+
+@_typing.final
+class AuditFigures(_message.Message):
+    """What was computed twice in the whole run, and whether it agreed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class FoundEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    SHARE_FIELD_NUMBER: _builtins.int
+    FORWARDS_FIELD_NUMBER: _builtins.int
+    COMPARED_FIELD_NUMBER: _builtins.int
+    DIFFERED_FIELD_NUMBER: _builtins.int
+    FOUND_FIELD_NUMBER: _builtins.int
+    share: _builtins.float
+    """The share of forwards that are run again."""
+    forwards: _builtins.int
+    """Forwards run again, and states of layers compared, all of which agreed."""
+    compared: _builtins.int
+    differed: _builtins.int
+    """Steps in which something differed: the run went back."""
+    @_builtins.property
+    def found(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """By node: how often it was found to compute wrongly."""
+
+    def __init__(
+        self,
+        *,
+        share: _builtins.float = ...,
+        forwards: _builtins.int = ...,
+        compared: _builtins.int = ...,
+        differed: _builtins.int = ...,
+        found: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compared", b"compared", "differed", b"differed", "forwards", b"forwards", "found", b"found", "share", b"share"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuditFigures: _TypeAlias = AuditFigures  # noqa: Y015
 
 @_typing.final
 class ListEventsRequest(_message.Message):

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import streamlit as st
 
@@ -80,14 +81,21 @@ def main() -> None:
     if kept is not None:
         shown["Runs"] = (partial(runs.show, kept), ":material/stacked_line_chart:")
     pages = [
-        st.Page(draw, title=title, icon=icon, url_path=title.lower(), default=title == "Overview")
-        for title, (draw, icon) in shown.items()
+        st.Page(draw, title=title, icon=icon, url_path=title.lower() if number else "", default=not number)
+        for number, (title, (draw, icon)) in enumerate(shown.items())
     ]
     st.session_state["first_page"] = pages[0]
-    page = st.navigation(pages, position="top")
+    page = st.navigation([*pages, _by_its_name(pages[0])], position="top")
     tell_what_was_said()
     page.run()
     leave(source)
+
+
+def _by_its_name(first: Any) -> Any:
+    """The first page is at ``/``, and Streamlit knows no ``/overview`` beside it: that leads there."""
+    path = str(first.title).lower()
+    lead = partial(st.switch_page, first, query_params=st.query_params.to_dict())
+    return st.Page(lead, title=first.title, url_path=path, visibility="hidden")
 
 
 def leave(source: Source) -> None:

@@ -19,9 +19,9 @@ from culm.pipeline.checkpoints import storage
 from culm.pipeline.checkpoints.manifest import (
     Found,
     Manifest,
+    checkpoints_at,
     completed_at,
     find_checkpoints,
-    found_in,
     step_of,
 )
 from culm.pipeline.early_stop import NONE_SO_FAR, EarlyStop, early_stop
@@ -96,11 +96,7 @@ def to_resume(url: str) -> list[Found]:
     ``url``: of a folder of checkpoints, or of one of them. Only manifests are read: the nodes compare every file, and
     the run goes on from the one before where one is wrong. Raises OSError where the storage does not answer.
     """
-    step = step_of(url)
-    if step is None:
-        there = find_checkpoints(url)
-    else:
-        there = [found_in(url.rstrip("/"), step)] if storage.names(url) else []
+    there = checkpoints_at(url)
     whole = [found for found in there if found.manifest is not None]
     for found in there[: there.index(whole[0])] if whole else there:
         log.warning("the checkpoint of step %d is passed over: %s", found.step, found.problem)

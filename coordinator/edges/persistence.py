@@ -11,7 +11,7 @@
 #                               one that measured them is still there
 #     the storage shows         checkpoints
 #     nobody knows any more     fenced, draining, parted, resumed, limits that an operator set, a pause that no plan has
-#                               yet, and that the run has ended
+#                               yet, that the run has ended, and what audits have found
 #
 # No times are written: they are of this process's clock, which says nothing to another process. Every wait begins anew.
 #
@@ -23,6 +23,7 @@ from typing import Any
 
 from culm.coordinator import links
 from culm.coordinator.agreement import agreement_from, agreement_to
+from culm.coordinator.checks import Checks
 from culm.coordinator.failures import Failures
 from culm.coordinator.requests import Limits
 from culm.coordinator.state import Ending, Node, Phase, Search, Settings, State, Storage, Watch
@@ -34,6 +35,7 @@ from culm.pipeline.plan import Member, Plan
 from culm.pipeline.plan_codec import commit_from_text, commit_to_text, plan_from_text, plan_to_text
 
 Document = dict[str, Any]
+CHECKS = ("found", "forwards", "compared", "differed")
 
 
 def to_document(state: State) -> Document:
@@ -65,6 +67,7 @@ def to_document(state: State) -> Document:
         "pause": asdict(state.pause) if state.pause is not None else None,
         "limits": asdict(state.limits) if state.limits is not None else None,
         "parted": {node: parted.peer for node, parted in state.parted.items()},
+        "checks": {name: getattr(state.checks, name) for name in CHECKS},
     }
 
 
@@ -126,6 +129,7 @@ def from_document(document: Document, settings: Settings, term: int, now: float,
         ending=_ending_from(document, now),
         pause=Pause(**document["pause"]) if document.get("pause") else None,
         limits=Limits(**document["limits"]) if document.get("limits") else None,
+        checks=Checks(**document.get("checks", {})),
         took_over_at=now,  # nothing is lost or committed before the nodes had the time to tell (rule 8)
         changed_at=now,
         detail=_detail_of(document),

@@ -80,6 +80,7 @@ class RunStatus:
             saving=state.saving is not None,
             saving_step=(state.saving.step or 0) if state.saving is not None else 0,
             graph=_graph(state.settings),
+            audits=_audits_of(state),
             awaited=watchdog.waited_for(state, now) if state.watch.stalled and state.plan is not None else "",
         )
         for s in range(len(state.plan.stages) if state.plan is not None else state.settings.stages):
@@ -128,6 +129,19 @@ def _graph(settings: Settings) -> pb.GraphStatus | None:
     known = settings.staleness
     return pb.GraphStatus(
         chunks=settings.pipelines, staleness=known.most, refresh=known.refresh, fresh_from=known.fresh_from
+    )
+
+
+def _audits_of(state: State) -> pb.AuditFigures | None:
+    if not state.settings.audit:
+        return None
+    told = state.checks
+    return pb.AuditFigures(
+        share=state.settings.audit,
+        forwards=told.forwards,
+        compared=told.compared,
+        differed=told.differed,
+        found=told.found,
     )
 
 

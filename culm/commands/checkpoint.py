@@ -9,7 +9,15 @@ from functools import partial
 from pathlib import Path
 
 from culm.pipeline.checkpoints import evaluation_file
-from culm.pipeline.checkpoints.manifest import CheckpointCorrupt, Found, completed_at, find_checkpoints, problems
+from culm.pipeline.checkpoints.manifest import (
+    CheckpointCorrupt,
+    Found,
+    checkpoints_at,
+    completed_at,
+    find_checkpoints,
+    problems,
+    step_of,
+)
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import parse_job
 from culm.terminal import flags
@@ -66,7 +74,7 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     )
     export.set_defaults(command=partial(_reached, _export))
     for action in (ls, verify, export):
-        action.add_argument("url", type=flags.url, metavar="URL", help="where the job's [checkpoint] url points")
+        action.add_argument("url", type=flags.url, metavar="URL", help="the job's [checkpoint] url, or URL/step-...")
         action.add_argument("--json", action="store_true", help="print the result as JSON")
     for action in (verify, export):
         which = action.add_mutually_exclusive_group()
@@ -79,13 +87,14 @@ def _chosen(arguments: argparse.Namespace) -> Found:
 
 
 def chosen(url: str, step: int | None, best: bool = False) -> Found:
-    """The checkpoint that is meant. Raises JobError when there is none."""
-    found = find_checkpoints(url)
+    """The checkpoint that is meant, also by the URL of its own folder. Raises JobError when there is none."""
+    found = checkpoints_at(url)
     if best:
         return _best(found, url)
     wanted = [f for f in found if step is None or f.step == step]
     if not wanted:
-        there = ", ".join(str(f.step) for f in found) or "none"
+        beside = found if step_of(url) is None else find_checkpoints(url.rstrip("/").rpartition("/")[0])
+        there = ", ".join(str(f.step) for f in beside) or "none"
         what = "no checkpoint" if step is None else f"no checkpoint of step {step}"
         raise JobError(f"there is {what}", url, f"choose one of the steps that are there: {there}")
     whole = [f for f in wanted if f.manifest is not None]
@@ -157,7 +166,7 @@ def _row(found: Found) -> dict[str, object]:
 
 
 def _ls(arguments: argparse.Namespace) -> int:
-    found = find_checkpoints(arguments.url)
+    found = checkpoints_at(arguments.url)
     if arguments.json:
         print(json.dumps([_row(f) for f in found]))
         return 0
@@ -199,18 +208,26 @@ def _export(arguments: argparse.Namespace) -> int:
     if arguments.optimizer and arguments.out is None:
         raise JobError("a Hugging Face folder holds no optimizer", "--optimizer", "export one file with --out")
     chosen = _chosen(arguments)
+    tokenizer = ""
     try:
         if arguments.optimizer:
             _export_state(chosen, arguments.out)
         elif arguments.hf is not None:
-            _export_folder(chosen, arguments.hf, arguments.average)
+            tokenizer = _export_folder(chosen, arguments.hf, arguments.average)
         else:
             export(chosen.url, arguments.out, arguments.average)
     except CheckpointCorrupt as error:
         print(f"culm checkpoint: {error.problem}; export the one before with --step", file=sys.stderr)
         return 1
     out = arguments.hf or arguments.out
-    print(json.dumps({"step": chosen.step, "out": out}) if arguments.json else f"{out}: step {chosen.step}")
+    if arguments.json:
+        more = {"tokenizer": tokenizer or None} if arguments.hf is not None else {}
+        print(json.dumps({"step": chosen.step, "out": out, **more}))
+    else:
+        print(f"{out}: step {chosen.step}{f', with the tokenizer of {tokenizer}' if tokenizer else ''}")
+    if arguments.hf is not None and not tokenizer:
+        add = f"AutoTokenizer.from_pretrained(...).save_pretrained({arguments.hf!r}) adds one"
+        print(f"{arguments.hf} has no tokenizer: no folder that the job names has a whole one; {add}", file=sys.stderr)
     return 0
 
 
@@ -238,14 +255,21 @@ def _export_state(chosen: Found, out: str) -> None:
         raise JobError(f"the export cannot be written ({error})", out, "choose another file") from error
 
 
-def _export_folder(chosen: Found, folder: str, average: bool) -> None:
-    """Raises JobError where the job has other layers."""
+def _export_folder(chosen: Found, folder: str, average: bool) -> str:
+    """Returns the folder of the tokenizer that goes with it, if there is one. Raises JobError for other layers."""
     from culm.pipeline.checkpoints.layer_file import weights_of
 
     job = parse_job(chosen.manifest.job_toml) if chosen.manifest is not None and chosen.manifest.job_toml else None
     if job is None or job.model.layers != HF_LAYERS:
         what = f"its layers are {job.model.layers if job is not None else 'not known'}, and --hf wants {HF_LAYERS}"
         raise JobError(what, chosen.url, "export one file with --out")
-    from culm.models.hf import save_folder
+    from culm.models.hf import save_folder, save_tokenizer
 
     save_folder(folder, weights_of(chosen.url, average), **job.model.args)
+    evaluated = job.evaluate.args if job.evaluate is not None else {}
+    named = (job.data.args.get("tokenizer"), evaluated.get("tokenizer"), job.model.args.get("model"))
+    try:
+        return save_tokenizer(folder, (place for place in named if isinstance(place, str)))
+    except JobError as error:  # the weights are there all the same
+        print(error, file=sys.stderr)
+        return ""

@@ -8,12 +8,16 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import TextIO
 
 from culm.coordinator.edges.tracking import refuse_missing
 from culm.pipeline import default_ports
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job, load_job
+from culm.pipeline.text import shown_url
+from culm.protos import coordinator_pb2 as pb
 from culm.terminal import flags, interrupts
+from culm.terminal.outcome import Outcome
 
 
 def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -76,7 +80,6 @@ def try_out(job: Job) -> None:
     refuse_missing(job)
     import torch
 
-    from culm.pipeline.checkpoints.storage import check_url
     from culm.pipeline.user_code.check import check_job
     from culm.pipeline.user_code.exits import ProcessEnded, caught
     from culm.pipeline.user_code.model import ModelSource
@@ -92,23 +95,37 @@ def try_out(job: Job) -> None:
             try_copying(source.optimizer, source.parameters_like(), job.train.optimizer, CPU)
     except ProcessEnded as error:
         raise JobError(str(error), f"model.layers, {job.model.layers}", "raise an exception instead") from error
+
+
+def check_files(job: Job, resume: str, allow: str, new_run: bool) -> None:
+    """Looks at the checkpoints that the run would go on from, and write. Raises JobError. Comes before what is slow."""
+    from culm.pipeline.checkpoints.storage import check_url
+
     if job.checkpoint is not None:
         check_url(job.checkpoint.url)
+    _refuse_to_resume(job, resume, allow)
+    refuse_to_write_over(job, resume, new_run)
 
 
-def refuse_to_resume_nothing(resume: str) -> None:
-    """Raises JobError where there is no whole checkpoint to go on from."""
+def _refuse_to_resume(job: Job, resume: str, allow: str) -> None:
+    """Raises JobError where there is no whole checkpoint to go on from, or the job says that it is not of this run."""
     if not resume:
         return
     from culm.coordinator.edges.archive import in_a_line
-    from culm.coordinator.edges.origins import refuse_nothing, to_resume
-    from culm.pipeline.text import shown_url
+    from culm.coordinator.edges.coordinator_settings import CoordinatorSettings
+    from culm.coordinator.edges.origins import refuse_nothing, resumable, to_resume
+    from culm.pipeline.identity_parts import parse_allowed
 
     try:
-        refuse_nothing(resume, to_resume(resume))
+        whole = to_resume(resume)
+        refuse_nothing(resume, whole)
     except OSError as error:
         mend = "check the address, the network and your credentials"
         raise JobError(f"it cannot be read ({in_a_line(error)})", f"--resume {shown_url(resume)}", mend) from error
+    newest = whole[-1]
+    assert newest.manifest is not None
+    # The coordinator asks the same, but only once the job has been tried and the nodes are being started.
+    resumable(newest, newest.manifest, CoordinatorSettings(job=job, resume=resume, allow=parse_allowed(allow)))
 
 
 def refuse_to_write_over(job: Job, resume: str, new_run: bool) -> None:
@@ -123,7 +140,6 @@ def refuse_to_write_over(job: Job, resume: str, new_run: bool) -> None:
     from culm.coordinator.edges.origins import newer_in_words
     from culm.pipeline.checkpoints.manifest import find_checkpoints
     from culm.pipeline.checkpoints.storage import open_fs
-    from culm.pipeline.text import shown_url
 
     url = job.checkpoint.url
     if new_run:
@@ -167,10 +183,9 @@ def run(arguments: argparse.Namespace) -> int:
     count = node_count(job, arguments.nodes, arguments.spares)
     kills = [parse_kill(text, count, job) for text in arguments.kill]
     refuse_taken(arguments.coordinator_address, "--coordinator-address")
+    check_files(job, arguments.resume, arguments.allow, arguments.new_run)
     nursery.warm_up()
     try_out(job)
-    refuse_to_resume_nothing(arguments.resume)
-    refuse_to_write_over(job, arguments.resume, arguments.new_run)
     from culm.local.training import train
     from culm.pipeline.checkpoints.digest import save_weights
 
@@ -186,14 +201,23 @@ def run(arguments: argparse.Namespace) -> int:
         allow=arguments.allow,
     )
     print(f"logs: {cluster.folder}", file=sys.stderr)
+    outcome = Outcome()  # so far
     try:
         with cluster, display(job.job.name, plain=arguments.json) as shown:
             print(f"coordinator: {cluster.address}", file=sys.stderr)
-            outcome = train(cluster, shown.watch)
+
+            def watch(status: pb.GetStatusResponse, events: list[pb.ListEventsResponse], so_far: Outcome) -> None:
+                nonlocal outcome
+                outcome = so_far
+                shown.watch(status, events, so_far)
+
+            outcome = train(cluster, watch)
     except RunFailed as error:
+        _say_checkpoint(outcome, sys.stderr)
         print(f"culm run: {error}", file=sys.stderr)
         return error.code
     except KeyboardInterrupt:
+        _say_checkpoint(outcome, sys.stderr)
         print("culm run: interrupted; every process is ended", file=sys.stderr)
         return 130
     code = os.EX_OK
@@ -222,9 +246,17 @@ def run(arguments: argparse.Namespace) -> int:
             f"survived losing {x['node']} (stage {x['stage']}) in step {x['step']}: detected after "
             f"{x['detect_ms']:.0f} ms, resumed after {x['resume_ms']:.0f} ms, {x['redone']} instructions redone"
         )
+    _say_checkpoint(outcome, sys.stdout)
     if arguments.out:
         print(f"weights: {arguments.out}")
     elif job.checkpoint is None:
         print("weights: not kept; --out FILE writes them, and a [checkpoint] section of the job saves them on the way")
     print(f"weights_sha256 {outcome.sha256}")
     return code
+
+
+def _say_checkpoint(outcome: Outcome, to: TextIO) -> None:
+    """Where the newest whole checkpoint of the run lies, and what it is good for."""
+    if outcome.checkpoint:
+        uses = "--resume goes on from it, and culm checkpoint export writes its weights as one file"
+        print(f"checkpoint: {shown_url(outcome.checkpoint)}; {uses}", file=to)

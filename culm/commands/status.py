@@ -56,6 +56,15 @@ def as_json(response: pb.GetStatusResponse) -> dict[str, object]:
         "stop_at": response.stop_at or None,
         "stalled_seconds": response.stalled_seconds,
         "awaited": response.awaited,
+        "audits": {
+            "share": response.audits.share,
+            "forwards": response.audits.forwards,
+            "compared": response.audits.compared,
+            "differed": response.audits.differed,
+            "found": dict(sorted(response.audits.found.items())),
+        }
+        if response.HasField("audits")
+        else None,
         "nodes": [
             {
                 "id": n.id,
@@ -115,6 +124,8 @@ def status(arguments: argparse.Namespace) -> int:
         print(f"STALLED: no commit for {response.stalled_seconds:.0f} s, waiting for {response.awaited}")
     for line in exposure_lines(response):
         print(line)
+    if response.HasField("audits"):
+        print(audits_in_words(response.audits))
     return 0
 
 
@@ -123,6 +134,20 @@ def _phase(response: pb.GetStatusResponse) -> str:
     if response.phase == "running" and response.detail == "training":
         return "running"
     return response.detail if response.detail.startswith(response.phase) else f"{response.phase}, {response.detail}"
+
+
+def audits_in_words(audits: pb.AuditFigures) -> str:
+    """How much was computed twice, and what came of it."""
+    compared = f"{audits.forwards} forwards run again, {audits.compared} states of layers compared"
+    if not audits.differed:
+        return f"audits ({audits.share:.0%} of forwards): {compared}: nothing differed"
+    times = {node: "once" if count == 1 else f"{count} times" for node, count in sorted(audits.found.items())}
+    who = ", ".join(f"{node} was found {often} to compute wrongly" for node, often in times.items())
+    steps = "1 step" if audits.differed == 1 else f"{audits.differed} steps"
+    found = who or "nobody can say yet which node is right"
+    return (
+        f"audits ({audits.share:.0%} of forwards): {compared}; {steps} differed: {found} (culm events --kind differed)"
+    )
 
 
 def exposure_lines(response: pb.GetStatusResponse) -> list[str]:

@@ -5,24 +5,30 @@ import json
 import sys
 import webbrowser
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from culm.commands.run import (
     add_cluster_arguments,
     add_job_arguments,
+    check_files,
     node_count,
     read_job,
-    refuse_to_resume_nothing,
-    refuse_to_write_over,
     try_out,
 )
 from culm.engines.engine import ENGINES, Engine, Wish, find, options_of
 from culm.local import clusters
 from culm.local.clusters import LOCAL, Record
-from culm.local.ports import refuse_taken
-from culm.pipeline import private
+from culm.local.ports import is_free, refuse_taken
+from culm.pipeline import default_ports, private
 from culm.pipeline.errors import JobError
+from culm.pipeline.job import Job
 from culm.terminal import flags, interrupts
 from culm.terminal.asides import aside
+
+NO_CHECKPOINT = (
+    "the job has no [checkpoint] section: if all nodes that hold a stage go at once, every step so far is lost, and "
+    'the run begins again at step 0; add the section, with every = N and url = "s3://..." or a folder that all share'
+)
 
 
 def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -45,7 +51,7 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     parser.add_argument("--on", type=engines, default=LOCAL, metavar="ENGINE", help=on)
     option = "an option of the engine; --with help lists them"
     parser.add_argument("--with", dest="options", action="append", default=[], metavar="KEY=VALUE", help=option)
-    dry = "print what the cluster would be told, and start nothing"
+    dry = "print what the cluster would be told, and what it says against it; start nothing, and write nothing"
     parser.add_argument("--dry-run", action="store_true", help=dry)
     add_cluster_arguments(parser)
     parser.add_argument("--no-ui", action="store_true", help="do not start the dashboard")
@@ -66,14 +72,8 @@ def up(arguments: argparse.Namespace) -> int:
     nodes = node_count(job, arguments.nodes, arguments.spares)
     name = arguments.name or job.job.name
     clusters.refuse_running(name)
-    if not arguments.dry_run:
-        if arguments.on == LOCAL:
-            refuse_taken(arguments.coordinator_address, "--coordinator-address")
-        try_out(job)
-        refuse_to_resume_nothing(arguments.resume)
-        refuse_to_write_over(job, arguments.resume, arguments.new_run)
-    folder = clusters.make_folder(name)
-    private.write_text(folder / "job.toml", job_to_toml(job))
+    if arguments.on == LOCAL:
+        refuse_taken(arguments.coordinator_address, "--coordinator-address")
     wish = Wish(
         name=name,
         job=arguments.job,
@@ -85,9 +85,24 @@ def up(arguments: argparse.Namespace) -> int:
         ui=not arguments.no_ui,
         options=options,
     )
+    with TemporaryDirectory() as scratch:  # for the engine's drafts
+        draft = Path(scratch).resolve()
+        private.write_text(draft / "job.toml", job_to_toml(job))
+        if arguments.dry_run:
+            print(engine.plan(draft, wish).replace(str(draft), str(clusters.folder_of(name))), end="", flush=True)
+        refused = engine.refusals(draft, wish)
     if arguments.dry_run:
-        print(engine.plan(folder, wish), end="")
-        return 0
+        _say_beforehand(arguments, job, name)
+        for error in refused:
+            print(f"culm up: {error}", file=sys.stderr)
+        return 2 if refused else 0
+    for error in refused:
+        raise error
+    check_files(job, arguments.resume, arguments.allow, arguments.new_run)
+    _say_beforehand(arguments, job, name)
+    try_out(job)
+    folder = clusters.make_folder(name)
+    private.write_text(folder / "job.toml", job_to_toml(job))
     interrupts.end_on_sigterm()
     try:
         record = engine.up(folder, wish, aside)
@@ -105,6 +120,20 @@ def up(arguments: argparse.Namespace) -> int:
     if record.ui and sys.stdout.isatty():
         webbrowser.open(record.ui)
     return 0
+
+
+def _say_beforehand(arguments: argparse.Namespace, job: Job, name: str) -> None:
+    """What hinders nothing, and is better known now than at the end."""
+    port = default_ports.COORDINATOR_PORT
+    if arguments.on == LOCAL and not arguments.coordinator_address and not is_free(port):
+        owner = clusters.listening_at(default_ports.COORDINATOR)
+        by = f"the cluster {owner}" if owner else "another process"
+        mend = f"say --cluster {name} with culm status and its like, or choose a port with --coordinator-address"
+        what = f"port {port} is taken by {by}, so the coordinator will listen at another one; {mend}"
+        print(what, file=sys.stderr)
+    # What runs on this machine alone is a trial, or loses all copies with the machine. Machines are taken in bulk.
+    if arguments.on != LOCAL and job.checkpoint is None and not arguments.json:
+        print(NO_CHECKPOINT, file=sys.stderr)
 
 
 def _is_taken_back(engine: Engine, folder: Path, name: str) -> bool:

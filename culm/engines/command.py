@@ -2,7 +2,7 @@
 
 import os
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from culm.pipeline.errors import JobError
 from culm.pipeline.text import plain
@@ -51,3 +51,14 @@ def last_words(lines: Iterable[str], none: str = "it said nothing") -> str:
     for line in lines:
         said = plain(line).strip() or said
     return said or none
+
+
+def refusals_of(asked: Iterable[Callable[[], object]]) -> list[JobError]:
+    """What these calls raise, each reason once."""
+    found: dict[str, JobError] = {}
+    for ask in asked:
+        try:
+            ask()
+        except JobError as error:
+            found.setdefault(str(error), error)
+    return list(found.values())

@@ -57,7 +57,11 @@ class Engine(Protocol):
         ...
 
     def plan(self, folder: Path, wish: Wish) -> str:
-        """What ``up`` would hand to the cluster, as text. Starts nothing."""
+        """What ``up`` would hand to the cluster, as text. Starts nothing. ``folder``: for drafts, and with the job."""
+        ...
+
+    def refusals(self, folder: Path, wish: Wish) -> list[JobError]:
+        """Why ``up`` would fail, as far as the cluster's client here tells. Starts nothing. ``folder``: as above."""
         ...
 
     def reach(self, folder: Path, record: Record) -> str:

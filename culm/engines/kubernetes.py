@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import culm
-from culm.engines.command import last_words, run
+from culm.engines.command import last_words, refusals_of, run
 from culm.engines.engine import Tell, Wish
 from culm.engines.local import lines_of
 from culm.engines.services import DAYS, NO_LIMIT, make_kit, read_settings
@@ -57,13 +57,11 @@ class Kubernetes:
 
     def up(self, folder: Path, wish: Wish, tell: Tell) -> Record:
         overlay = _overlay(folder, wish)
-        namespace, context = _namespace(wish), wish.options.get("context", "")
-        handles = {"namespace": namespace, "context": context}
+        handles = _handles(wish)
         certificates = str(folder / "certs" / "operator")
         record = Record(name=wish.name, job=wish.job, engine="kubernetes", handles=handles, certificates=certificates)
         # ``down`` deletes the namespace whole. So it is on record only once it is known to be this run's own.
-        if _kubectl(record, "get", "namespace", namespace, "--ignore-not-found", "--output", "name").strip():
-            raise JobError(f"the namespace {namespace} exists already", WHERE, "give this cluster another --name")
+        _refuse_namespace(record)
         clusters.write(folder, record)
         _kubectl(record, "apply", "--kustomize", str(overlay))
         tell(NO_LIMIT)
@@ -73,12 +71,15 @@ class Kubernetes:
                 tell(now)
                 told = now
             time.sleep(POLL_SECONDS)
-        record = replace(record, address=f"service/culm-coordinator in {namespace}")
+        record = replace(record, address=f"service/culm-coordinator in {handles['namespace']}")
         clusters.write(folder, record)
         return record
 
     def plan(self, folder: Path, wish: Wish) -> str:
         return _run(["kubectl", "kustomize", str(_overlay(folder, wish))])
+
+    def refusals(self, folder: Path, wish: Wish) -> list[JobError]:
+        return refusals_of([partial(_refuse_namespace, Record(name=wish.name, handles=_handles(wish)))])
 
     def reach(self, folder: Path, record: Record) -> str:
         words = [*_words(record), "port-forward", "service/culm-coordinator", ":7070"]
@@ -111,6 +112,17 @@ class Kubernetes:
         _kubectl(record, "delete", "namespace", record.handles["namespace"], "--ignore-not-found")
         clusters.write(folder, replace(record, handles={}))
         return ran
+
+
+def _handles(wish: Wish) -> dict[str, str]:
+    return {"namespace": _namespace(wish), "context": wish.options.get("context", "")}
+
+
+def _refuse_namespace(record: Record) -> None:
+    """Raises JobError where the run's namespace exists already, or where kubectl reaches no cluster."""
+    namespace = record.handles["namespace"]
+    if _kubectl(record, "get", "namespace", namespace, "--ignore-not-found", "--output", "name").strip():
+        raise JobError(f"the namespace {namespace} exists already", WHERE, "give this cluster another --name")
 
 
 def _namespace(wish: Wish) -> str:

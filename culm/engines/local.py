@@ -44,6 +44,9 @@ class Local:
         nodes = ", ".join(f"n{number}" for number in range(wish.nodes))
         return f"processes of this machine: redis, coordinator, {nodes}{', ui' if wish.ui else ''}\n"
 
+    def refusals(self, folder: Path, wish: Wish) -> list[JobError]:
+        return []
+
     def reach(self, folder: Path, record: Record) -> str:
         return record.address
 

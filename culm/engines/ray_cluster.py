@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from culm.engines.command import last_words
+from culm.engines.command import last_words, refusals_of
 from culm.engines.engine import Tell, Wish
 from culm.engines.local import lines_of
 from culm.engines.services import FAILED, await_coordinator, make_kit, packed
@@ -89,6 +89,9 @@ class RayCluster:
         environment = json.dumps(_runtime_environment(wish.options))
         lines = [f"actor {name} {'' if part == COORDINATOR else needs}" for part, name in _names(wish).items()]
         return "\n".join([*lines, f"runtime_env {environment}", ""])
+
+    def refusals(self, folder: Path, wish: Wish) -> list[JobError]:
+        return refusals_of([lambda: connected(wish.options.get("address", "")).shutdown()])
 
     def reach(self, folder: Path, record: Record) -> str:
         """Its actor knows: Ray may have started it again elsewhere."""

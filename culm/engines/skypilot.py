@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import culm
-from culm.engines.command import last_words, run
+from culm.engines.command import last_words, refusals_of, run
 from culm.engines.engine import Tell, Wish
 from culm.engines.local import lines_of
 from culm.engines.services import await_coordinator, make_kit, read_settings
@@ -118,6 +118,9 @@ class SkyPilot:
         launches += [_stage(folder, wish, address, name) for name in _names(folder, wish) if name != COORDINATOR]
         files = [f"# {file}\n{file.read_text()}" for file in sorted(folder.glob("*.yaml"))]
         return "\n".join([*files, *(shlex.join(each.words) for each in launches), ""])
+
+    def refusals(self, folder: Path, wish: Wish) -> list[JobError]:
+        return refusals_of([lambda: _run(["sky", "check"])])
 
     def reach(self, folder: Path, record: Record) -> str:
         port = free_port()

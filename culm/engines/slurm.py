@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from culm.engines.command import last_words, run
+from culm.engines.command import last_words, refusals_of, run
 from culm.engines.engine import Tell, Wish
 from culm.engines.local import lines_of
 from culm.engines.services import await_coordinator, make_kit, read_address
@@ -49,9 +49,7 @@ class Slurm:
     }
 
     def up(self, folder: Path, wish: Wish, tell: Tell) -> Record:
-        if shutil.which("sbatch") is None:
-            mend = "run this on a machine from which jobs are submitted to Slurm"
-            raise JobError("there is no sbatch here", WHERE, mend)
+        _refuse_without_client()
         make_kit(folder, wish)
         record = Record(name=wish.name, job=wish.job, engine="slurm", certificates=str(folder / "certs" / "operator"))
         for part, (words, script) in _jobs(folder, wish).items():
@@ -78,6 +76,15 @@ class Slurm:
         jobs = _jobs(folder, wish).items()
         return "\n".join(f"{shlex.join(words)} {part}.sh\n{script}" for part, (words, script) in jobs)
 
+    def refusals(self, folder: Path, wish: Wish) -> list[JobError]:
+        def test(part: str, words: list[str], script: str) -> None:
+            _refuse_without_client()
+            private.write_text(folder / f"{part}.sh", script)
+            where = f"{WHERE}, {part}"
+            _run([*words, "--test-only", str(folder / f"{part}.sh")], where=where)
+
+        return refusals_of(partial(test, part, *job) for part, job in _jobs(folder, wish).items())
+
     def reach(self, folder: Path, record: Record) -> str:
         """Its job writes it down: Slurm may have started it again elsewhere."""
         return read_address(folder) or record.address
@@ -103,6 +110,12 @@ class Slurm:
             time.sleep(POLL_SECONDS)
         clusters.write(folder, replace(record, handles={}))
         return ran
+
+
+def _refuse_without_client() -> None:
+    if shutil.which("sbatch") is None:
+        mend = "run this on a machine from which jobs are submitted to Slurm"
+        raise JobError("there is no sbatch here", WHERE, mend)
 
 
 def _jobs(folder: Path, wish: Wish) -> dict[str, tuple[list[str], str]]:

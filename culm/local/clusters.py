@@ -124,6 +124,11 @@ def lapsed_clusters() -> dict[str, str]:
     return {record.name: why for record in _records() if (why := record.lapsed)}
 
 
+def listening_at(address: str) -> str:
+    """The name of the cluster that is up there; empty: none is."""
+    return next((record.name for record in _records() if record.address == address and record.is_up), "")
+
+
 def _records() -> list[Record]:
     found = [read(folder) for folder in sorted(clusters_folder().glob("*/"))]
     return [record for record in found if record is not None]

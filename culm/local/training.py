@@ -61,6 +61,8 @@ def train(cluster: LocalCluster, watch: Watcher, disturb: Disturber | None = Non
                         failed = RunFailed(entry.text, entry.event.code)
             if begun is not None:
                 outcome.seconds = (ended or time.time()) - begun
+            if cluster.job.checkpoint is not None and outcome.losses and status.checkpoint > outcome.first_step:
+                outcome.checkpoint = status.checkpoint_folder
             is_trained = status.step == status.steps and status.phase in ("done", "failed")
             if is_trained:
                 last.look(status, time.monotonic())

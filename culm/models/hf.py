@@ -4,11 +4,13 @@ Embeddings, each block, and the head are a layer each. A node builds those that 
 theirs.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import nn
 
 from culm.models.anatomy import WHERE, Anatomy, Piece, anatomy_of, shared_names, tied_names
@@ -19,6 +21,8 @@ from culm.models.source import MEND, Source
 from culm.pipeline.errors import JobError
 from culm.pipeline.user_code.tied import tied
 
+# Files of which a tokenizer has one at least. Of a folder without any transformers would make one that knows no word.
+TOKENIZERS = ("tokenizer*", "vocab*", "spiece.model", "sentencepiece*")
 IGNORED = -100  # a label that counts for nothing, as in all of transformers
 
 
@@ -86,6 +90,22 @@ def save_folder(
         raise JobError(what, WHERE, "export with the version of transformers with which the job was trained")
     whole.load_state_dict(values)
     whole.save_pretrained(folder)
+
+
+def save_tokenizer(folder: str, places: Iterable[str]) -> str:
+    """Adds the tokenizer of the first of these folders that has one, and returns that folder; empty: none has.
+
+    Raises JobError for one that cannot be loaded.
+    """
+    for place in places:
+        if any(found for name in TOKENIZERS for found in Path(place).glob(name)):
+            try:
+                transformers.AutoTokenizer.from_pretrained(place, local_files_only=True).save_pretrained(folder)
+            except Exception as error:  # of many kinds, by what is wrong with a file
+                what = f"the tokenizer cannot be loaded: {' '.join(str(error).split())[:200]}"
+                raise JobError(what, place, "mend its files, or save one by hand") from error
+            return place
+    return ""
 
 
 def _kind(piece: Piece, anatomy: Anatomy) -> type[Layer]:

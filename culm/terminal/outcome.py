@@ -29,6 +29,7 @@ class Outcome:
     layers: list[LayerState] = field(default_factory=list)
     sha256: str = ""
     stopped_early: str = ""
+    checkpoint: str = ""  # the folder of the newest whole one that the run has written
     checkpoint_fault: str = ""  # why the last checkpoint is not whole
 
     @property
@@ -47,6 +48,7 @@ class Outcome:
             "evaluations": _rows(self.evaluations),
             "seconds": self.seconds,
             "losses_of_nodes": self.losses_of_nodes,
+            "checkpoint": self.checkpoint or None,
             "weights_sha256": self.sha256,
         }
 

@@ -305,6 +305,14 @@ def find_checkpoints(url: str) -> list[Found]:
     return [found_in(folder_of(url, step), step) for step in sorted(steps, reverse=True)]
 
 
+def checkpoints_at(url: str) -> list[Found]:
+    """Those under a URL, or the one whose own folder, ``URL/step-...``, it is. Raises OSError, as find_checkpoints."""
+    step = step_of(url)
+    if step is None:
+        return find_checkpoints(url)
+    return [found_in(url.rstrip("/"), step)] if storage.names(url) else []
+
+
 def found_in(folder: str, step: int) -> Found:
     """The checkpoint in this folder, incomplete or not. Raises OSError where the storage does not answer."""
     try:

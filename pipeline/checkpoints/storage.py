@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from pathlib import Path
 from uuid import uuid4
 
 import fsspec
@@ -70,17 +71,22 @@ def _reaching(url: str) -> Iterator[tuple[fsspec.AbstractFileSystem, str]]:
 def check_url(url: str) -> None:
     """Raises JobError for a URL that cannot be used: of an unknown kind, or of a folder where nobody may write.
 
-    A folder of this machine is made; a storage elsewhere is asked nothing.
+    A folder of this machine is made and removed again, if it is not there; a storage elsewhere is asked nothing.
     """
     fs, path = open_fs(url)
     if not isinstance(fs, LocalFileSystem):
         return
     where, mend = f"checkpoint url {shown_url(url)}", "name a folder that you may write in"
+    missing = [folder for folder in (path, *map(str, Path(path).parents)) if not os.path.exists(folder)]
     try:
         private.make_folder(path)
     except OSError as error:
         raise JobError(f"the folder cannot be made ({error.strerror})", where, mend) from error
-    if not os.access(path, os.W_OK | os.X_OK):
+    writable = os.access(path, os.W_OK | os.X_OK)
+    for folder in missing:  # only whoever writes a checkpoint leaves one behind
+        with suppress(OSError):
+            os.rmdir(folder)
+    if not writable:
         raise JobError("this user may not write in the folder", where, mend)
 
 

@@ -139,3 +139,28 @@ def test_every_page_before_and_after_the_button(
     assert outcome.sha256 == run_plain(cluster.job).sha256
     assert len(pressed) == 2
     assert light.hosts | dark.hosts | phone.hosts == {urlsplit(dashboard).netloc}, "no request leaves the machine"
+
+
+def test_the_first_page_is_found_by_its_name(chromium: Any, tmp_path: Path) -> None:
+    """``/overview`` is what one types; Streamlit itself knows the first page by ``/`` alone."""
+    port = free_port()
+    command = [sys.executable, "-m", "culm", "ui", "--demo", "--listen", f"127.0.0.1:{port}"]
+    server = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+    try:
+        while is_free(port):
+            assert server.poll() is None
+            time.sleep(0.1)
+        url = f"http://127.0.0.1:{port}"
+        page = chromium.new_page()
+        page.set_default_timeout(PATIENCE)
+        page.goto(f"{url}/overview?window=all")
+        page.locator(".culm-head").first.wait_for()
+        page.wait_for_url(f"{url}/?window=all")
+        assert page.get_by_role("dialog").count() == 0
+        assert page.get_by_role("link", name="Overview").count() == 1, "the menu has it once"
+        page.goto(f"{url}/nodes")
+        page.locator(".culm-head").first.wait_for()
+        assert page.url == f"{url}/nodes"
+    finally:
+        server.terminate()
+        server.wait()

@@ -94,3 +94,15 @@ def test_a_task_that_hears_a_signal_comes_back_unless_it_is_cancelled(slurm: Slu
     assert run.names() == first - {"node4-2"}
     assert run.events("lost") == []
     assert "ended" in culm("down", "--now", environment=environment)
+
+
+def test_a_partition_that_is_not_there_is_told_before_anything_is_submitted(
+    slurm: SlurmCluster, tmp_path: Path
+) -> None:
+    environment = {**slurm.environment, "CULM_HOME": str(tmp_path / "home")}
+    words = ("up", JOB, "--on", "slurm", "--dry-run", "--with")
+    assert "#!/bin/sh" in culm(*words, "partition=spot", environment=environment)
+    with pytest.raises(AssertionError, match="stages: sbatch refuses: allocation failure: Invalid partition name"):
+        culm(*words, "partition=nosuch", environment=environment)
+    assert slurm.run("squeue", "--noheader") == ""
+    assert not (tmp_path / "home").exists()

@@ -35,6 +35,7 @@ def open_to_others(folder: Path) -> list[str]:
 def test_a_checkpoint(tmp_path: Path) -> None:
     url = (tmp_path / "all" / "of" / "them").as_uri()
     storage.check_url(url)
+    assert not any(tmp_path.iterdir()), "a look leaves nothing behind"
     storage.put(f"{url}/step-00000003", "manifest.json", [b"{}"])
     assert not open_to_others(tmp_path / "all")
 

@@ -79,16 +79,18 @@ every = 2
     )
 
 
-def trained(asked: Job, folder: Path, wrong: dict[str, str]) -> tuple[Outcome, list[str]]:
-    """What came of a run in which these nodes go wrong, and what was found, in words."""
+def trained(asked: Job, folder: Path, wrong: dict[str, str]) -> tuple[Outcome, list[str], pb.AuditFigures]:
+    """What came of a run in which these nodes go wrong, what was found, in words, and what the status says of it."""
     environments = {node: {"TEST_WRONG": what} for node, what in wrong.items()}
     said: list[str] = []
+    figures = pb.AuditFigures()
 
-    def watch(status: object, events: list[pb.ListEventsResponse], outcome: Outcome) -> None:
+    def watch(status: pb.GetStatusResponse, events: list[pb.ListEventsResponse], outcome: Outcome) -> None:
+        figures.CopyFrom(status.audits)
         said.extend(event.text for event in events if event.kind == "differed")
 
     with LocalCluster(asked, folder, 2, folder=folder / "run", patience=PATIENCE, environments=environments) as cluster:
-        return train(cluster, watch), said
+        return train(cluster, watch), said, figures
 
 
 @pytest.mark.parametrize("what", ["forward:70", "state:70"])
@@ -98,7 +100,10 @@ def test_what_goes_wrong_once_is_found_and_leaves_no_bit(
 ) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     asked = job(tmp_path, audit=1.0)
-    outcome, said = trained(asked, tmp_path, {node: what})
+    outcome, said, figures = trained(asked, tmp_path, {node: what})
+    assert (figures.share, figures.differed) == (1.0, 1)
+    assert figures.forwards >= asked.job.steps * 2 * 4, "every forward of both stages"
+    assert figures.compared >= asked.job.steps * 4, "every layer's state, by both of its holders"
     assert len(said) == 1
     assert "n0, n1 differ in the " + ("forward" if what.startswith("forward") else "state") in said[0]
     assert outcome.sha256 == run_plain(asked).sha256

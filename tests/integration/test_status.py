@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from culm.__main__ import main
-from culm.commands.status import exposure_lines
+from culm.commands.status import as_json, audits_in_words, exposure_lines
 from culm.local.cluster import LocalCluster
 from culm.local.training import train
 from culm.pipeline.job import load_job
@@ -53,3 +53,18 @@ def test_how_long_stages_were_exposed_is_told_from_the_same_log(
 def test_a_stage_that_is_exposed_is_named() -> None:
     status = pb.GetStatusResponse(exposure={0: 0.0, 3: 1.25})
     assert exposure_lines(status) == ["stage 3 has been without a hot standby for 1.2 s"]
+
+
+def test_what_audits_came_to_is_told_in_a_line() -> None:
+    calm = pb.AuditFigures(share=0.1, forwards=240, compared=48)
+    words = "audits (10% of forwards): 240 forwards run again, 48 states of layers compared"
+    assert audits_in_words(calm) == f"{words}: nothing differed"
+    calm.differed = 1
+    unknown = "nobody can say yet which node is right"
+    assert audits_in_words(calm) == f"{words}; 1 step differed: {unknown} (culm events --kind differed)"
+    calm.differed, calm.found["n1"] = 3, 2
+    found = "n1 was found 2 times to compute wrongly"
+    assert audits_in_words(calm) == f"{words}; 3 steps differed: {found} (culm events --kind differed)"
+    told = {"share": 0.1, "forwards": 240, "compared": 48, "differed": 3, "found": {"n1": 2}}
+    assert as_json(pb.GetStatusResponse(audits=calm))["audits"] == told
+    assert as_json(pb.GetStatusResponse())["audits"] is None

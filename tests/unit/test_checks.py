@@ -126,6 +126,15 @@ def test_a_row_of_audits_proves_that_a_machine_was_right_when_it_began() -> None
     assert Checks().told("n2", 0, [], [], found).after_step(7, RING, proof=1).good == {"n0": 7, "n2": 7}
 
 
+def test_what_agreed_and_what_differed_is_counted_over_the_whole_run() -> None:
+    checks = told({"n0": 7, "n1": 7}).told("n2", 1, [8], [], [Audited(0, 0, 0, 5), Audited(0, 0, 1, 5)])
+    checks = checks.after_step(0, RING).told("n0", 0, [7], [], [Audited(0, 0, 0, 5)])
+    assert (checks.forwards, checks.compared, checks.differed) == (2, 1, 0), "a state with one holder is not compared"
+    checks, _ = noted(checks, of("n0", "n1"))
+    checks = checks.of_era(0).told("n2", 0, [], [], [Audited(0, 0, 0, 5)]).after_step(0, RING)
+    assert (checks.forwards, checks.compared, checks.differed) == (3, 1, 1), "what is in doubt is no proof"
+
+
 def test_a_machine_that_is_found_again_is_not_let_in() -> None:
     checks = Checks()
     for _ in range(MOST_LIVES):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import stat
 import threading
 from functools import partial
@@ -10,15 +11,19 @@ from pathlib import Path
 import pytest
 
 from culm.__main__ import main
+from culm.commands.up import NO_CHECKPOINT
 from culm.engines.command import run
 from culm.engines.engine import ENGINES, Wish, find, options_of
 from culm.engines.named_cluster import enter, only_one
 from culm.engines.services import StageServer, make_kit, packed, read_settings, unpacked
 from culm.engines.slurm_task import Fate, fate, grace_seconds
 from culm.local import clusters
-from culm.local.clusters import Record
+from culm.local.clusters import Process, Record
+from culm.pipeline import default_ports
 from culm.pipeline.errors import JobError
+from tests.hostile.commands import ROOT, in_process
 
+DIGITS = ROOT / "examples" / "digits_mlp.toml"
 WITHOUT_CLIENTS = [name for name in ENGINES if name != "ray"]  # Ray's own module wants Ray only when it is used
 
 
@@ -65,6 +70,100 @@ def test_where_there_is_no_slurm_it_says_so(home: Path, monkeypatch: pytest.Monk
     with pytest.raises(JobError, match=r"there is no sbatch here.*run this on a machine from which jobs are submitted"):
         find("slurm").up(home, wish(), print)
     assert grace_seconds() is None
+
+
+SBATCH = """#!/bin/sh
+echo "$@" >> "$(dirname "$0")/asked"
+case "$*" in *--partition=nosuch*) echo "allocation failure: Invalid partition name" >&2; exit 1;; esac
+echo "sbatch: Job 5 to start at 2026-01-02T03:04:05 using 1 processors on nodes node2 in partition main" >&2
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], []),
+        (["coordinator_partition=nosuch"], ["coordinator"]),
+        (["partition=nosuch"], ["coordinator", "stages"]),
+    ],
+)
+def test_a_dry_run_asks_slurm_and_leaves_nothing(
+    options: list[str], said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "bin" / "sbatch"
+    program.parent.mkdir()
+    program.write_text(SBATCH)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+    words = ["up", str(DIGITS), "--on", "slurm", *(word for each in options for word in ("--with", each))]
+    home = str(tmp_path / "home")
+    ended = in_process(*words, "--dry-run", folder=tmp_path, CULM_HOME=home)
+    refusal = "culm up: --on slurm, {}: sbatch refuses: allocation failure: Invalid partition name; mend what it says"
+    assert ended.err.splitlines() == [NO_CHECKPOINT] + [refusal.format(part) for part in said]
+    assert ended.code == (2 if said else 0)
+    assert f"--output={home}/clusters/digits-mlp/slurm-coordinator.out" in ended.out, "what would be submitted"
+    assert {path.name for path in tmp_path.iterdir()} == {"bin"}
+    asked = (program.parent / "asked").read_text().splitlines()
+    assert len(asked) == 2
+    assert all("--test-only" in each for each in asked)
+    if said:  # before the job is tried, and so before anything is submitted
+        assert in_process(*words, folder=tmp_path, CULM_HOME=home).line == refusal.format("coordinator")
+        assert not (tmp_path / "home").exists()
+
+
+@pytest.mark.parametrize(
+    ("engine", "said"),
+    [
+        ("slurm", "there is no sbatch here; run this on a machine from which jobs are submitted to Slurm"),
+        ("kubernetes", "there is no kubectl here; install it"),
+        ("skypilot", "there is no sky here; install SkyPilot"),
+    ],
+)
+def test_a_dry_run_without_the_clusters_client_says_so(
+    engine: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    words = ("up", str(DIGITS), "--on", engine, "--dry-run")
+    assert f"--on {engine}: {said}" in in_process(*words, folder=tmp_path, CULM_HOME=str(tmp_path / "home")).line
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_usual_port_that_is_taken_is_told_first(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, only the address at the end told it, and ``culm status`` asked whoever had the port."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        usual = f"127.0.0.1:{port}"
+        monkeypatch.setattr(default_ports, "COORDINATOR_PORT", port)
+        monkeypatch.setattr(default_ports, "COORDINATOR", usual)
+
+        def told(*more: str) -> str:
+            return in_process("up", str(DIGITS), "--dry-run", *more, folder=home).err
+
+        mend = "say --cluster digits-mlp with culm status and its like, or choose a port with --coordinator-address"
+        found = f"port {port} is taken by {{}}, so the coordinator will listen at another one; {mend}\n"
+        assert told() == found.format("another process")
+        assert told("--coordinator-address", "127.0.0.1:0") == ""
+        refused = in_process("up", str(DIGITS), "--dry-run", "--coordinator-address", usual, folder=home)
+        assert f"cannot listen on {usual}: port in use; choose another" in refused.line
+        here = Process.of(os.getpid())
+        assert here is not None
+        clusters.write(clusters.make_folder("gpt"), Record(name="gpt", address=usual, processes={"coordinator": here}))
+        assert told() == found.format("the cluster gpt")
+
+
+def test_what_is_lost_without_checkpoints_is_told_once_and_where_machines_can_go(home: Path) -> None:
+    def told(*more: str) -> list[str]:
+        ended = in_process("up", str(DIGITS), "--dry-run", *more, folder=home)
+        return [line for line in ended.err.splitlines() if "[checkpoint]" in line]
+
+    slurm = ("--on", "slurm", "--with", "partition=main")
+    saves = ("--set", "checkpoint.url=ck", "--set", "checkpoint.every=9")
+    assert told(*slurm) == [NO_CHECKPOINT]
+    assert told(*slurm, *saves) == []
+    assert told(*slurm, "--json") == []
+    assert told() == [], "all nodes are on this machine"
 
 
 def test_a_kit_travels_with_what_its_role_needs_and_no_other_key(tmp_path: Path) -> None:

@@ -89,7 +89,10 @@ def test_it_applies_waits_and_is_reached_and_deleted(kubectl: Path, folder: Path
 
 
 def test_a_namespace_of_somebody_else_is_neither_used_nor_deleted(kubectl: Path, folder: Path) -> None:
+    assert Kubernetes().refusals(folder, wish()) == []
     (kubectl / "namespaces").write_text("namespace/culm-gpt-2\n")
+    (refused,) = Kubernetes().refusals(folder, wish())
+    assert "the namespace culm-gpt-2 exists already" in str(refused)
     with pytest.raises(JobError, match=r"the namespace culm-gpt-2 exists already.*another --name"):
         Kubernetes().up(folder, wish(), print)
     known = clusters.read(folder)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from culm.coordinator.checks import Checks
 from culm.coordinator.commands import Record
 from culm.coordinator.decide import advance, begin, validate
 from culm.coordinator.edges.persistence import from_document, to_document, without_volatile
@@ -97,6 +98,14 @@ def test_a_successor_differs_only_in_what_nodes_say_again() -> None:
     successor = successor_of(state)
     kept = replace(state, term=4, last_tick=None, detail=successor.detail)
     assert without_volatile(successor) == without_volatile(kept)
+
+
+def test_what_audits_have_found_outlives_the_coordinator() -> None:
+    known = Checks(found={"n1": 2}, forwards=40, compared=8, differed=2)
+    state = replace(after(*arrival("n0"), *arrival("n1")), checks=known)
+    assert successor_of(state).checks == known
+    older = {name: value for name, value in to_document(state).items() if name != "checks"}
+    assert from_document(older, SETTINGS, 4, 0.0).checks == Checks()
 
 
 def test_members_count_as_detached_until_they_attach_again() -> None:
