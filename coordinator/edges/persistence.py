@@ -11,7 +11,8 @@
 #                               one that measured them is still there
 #     the storage shows         checkpoints
 #     nobody knows any more     fenced, draining, parted, resumed, limits that an operator set, a pause that no plan has
-#                               yet, and that the run has ended
+#                               yet, which nodes compute wrongly and what is in doubt for that, and that the run has
+#                               ended
 #
 # No times are written: they are of this process's clock, which says nothing to another process. Every wait begins anew.
 #
@@ -23,6 +24,7 @@ from typing import Any
 
 from culm.coordinator import links
 from culm.coordinator.agreement import agreement_from, agreement_to
+from culm.coordinator.checks import Checks
 from culm.coordinator.failures import Failures
 from culm.coordinator.requests import Limits
 from culm.coordinator.state import Ending, Node, Phase, Search, Settings, State, Storage, Watch
@@ -65,7 +67,19 @@ def to_document(state: State) -> Document:
         "pause": asdict(state.pause) if state.pause is not None else None,
         "limits": asdict(state.limits) if state.limits is not None else None,
         "parted": {node: parted.peer for node, parted in state.parted.items()},
+        "checks": _checks_to(state.checks),
     }
+
+
+def _checks_to(checks: Checks) -> Document:
+    doubts = [sorted(nodes) for nodes in checks.doubts]
+    return {"doubts": doubts, "doubted": list(checks.doubted), "found": dict(checks.found)}
+
+
+def _checks_from(known: Document) -> Checks:
+    since, until = known.get("doubted", (0, 0))
+    doubts = tuple(map(frozenset, known.get("doubts", ())))
+    return Checks(doubts=doubts, doubted=(since, until), found=known.get("found", {}))
 
 
 def _layer_bytes_from(numbers: list[int]) -> LayerBytes:
@@ -124,6 +138,7 @@ def from_document(document: Document, settings: Settings, term: int, now: float,
         copies=document.get("copies", 0),
         parted={node: links.parted(peer, settings, now) for node, peer in document["parted"].items()},
         ending=_ending_from(document, now),
+        checks=_checks_from(document.get("checks", {})),
         pause=Pause(**document["pause"]) if document.get("pause") else None,
         limits=Limits(**document["limits"]) if document.get("limits") else None,
         took_over_at=now,  # nothing is lost or committed before the nodes had the time to tell (rule 8)
@@ -188,6 +203,7 @@ def without_volatile(state: State) -> State:
         following={},
         norms={},
         tallies=(),
+        checks=state.checks.lasting(),
         bookmarks={},
         lost_owners=(),
         storage=Storage(),

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from culm.coordinator.checks import Checks
 from culm.coordinator.commands import Record
 from culm.coordinator.decide import advance, begin, validate
 from culm.coordinator.edges.persistence import from_document, to_document, without_volatile
@@ -71,6 +72,13 @@ def step(number: int, loss: float) -> list[Report]:
 def successor_of(state: State, now: float = 100.0) -> State:
     """Through the text that is stored."""
     return from_document(json.loads(json.dumps(to_document(state))), state.settings, state.term + 1, now)
+
+
+def test_what_is_in_doubt_outlives_a_coordinator() -> None:
+    doubt = frozenset({"n0", "n1"})
+    checks = Checks(doubts=(doubt, doubt), doubted=(2, 5), found={"n2": 1}).told(("n0", 1), 0, [7], [], [])
+    state = replace(after(*arrival("n0"), *arrival("n1")), checks=checks)
+    assert successor_of(state).checks == Checks(doubts=(doubt, doubt), doubted=(2, 5), found={"n2": 1})
 
 
 def test_a_quarantine_outlives_a_coordinator() -> None:
