@@ -29,6 +29,7 @@ MOST_OF_TWO = 12
 PROOF = 16  # audits in a row
 
 Forward = tuple[int, int, int]  # pipeline, stage, microbatch
+Holder = tuple[str, int]  # a node's incarnation: what one has told says nothing of the copy that the next one is given
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class Doubt:
 class Checks:
     """The first three are of the running step."""
 
-    states: Mapping[int, Mapping[str, int]] = field(default_factory=dict)  # layer -> node -> digest
+    states: Mapping[int, Mapping[Holder, int]] = field(default_factory=dict)  # layer -> holder -> digest
     taken: Mapping[Forward, int] = field(default_factory=dict)  # the digest of what was used
     audited: Mapping[Forward, tuple[str, int]] = field(default_factory=dict)  # by whom, and the digest
     doubts: tuple[frozenset[str], ...] = ()  # of steps before, the newest last; those that are explained are gone
@@ -61,19 +62,24 @@ class Checks:
     differed: int = 0
 
     def told(
-        self, node: str, first_layer: int, states: Sequence[int], taken: Sequence[Audited], audited: Sequence[Audited]
+        self,
+        holder: Holder,
+        first_layer: int,
+        states: Sequence[int],
+        taken: Sequence[Audited],
+        audited: Sequence[Audited],
     ) -> "Checks":
         """With what a node that is ready says. The first word counts, as of all facts."""
         if not (states or taken or audited):
             return self
         by_layer = dict(self.states)
         for layer, digest in enumerate(states, first_layer):
-            by_layer[layer] = {node: digest, **by_layer.get(layer, {})}
+            by_layer[layer] = {holder: digest, **by_layer.get(layer, {})}
         return replace(
             self,
             states=by_layer,
             taken={**{_of(x): x.digest for x in taken}, **self.taken},
-            audited={**{_of(x): (node, x.digest) for x in audited}, **self.audited},
+            audited={**{_of(x): (holder[0], x.digest) for x in audited}, **self.audited},
         )
 
     def after_step(self, step: int, plan: Plan, proof: int = PROOF) -> "Checks":
@@ -92,6 +98,10 @@ class Checks:
         told = replace(self.of_step(), in_a_row=0, passed=passed, good=good)
         return replace(told, forwards=forwards, compared=compared)
 
+    def lasting(self) -> "Checks":
+        """What a successor is to know: whom not to let in, who is in doubt, which checkpoints do not count."""
+        return Checks(doubts=self.doubts, doubted=self.doubted, found=self.found)
+
     def of_step(self) -> "Checks":
         """Another step begins."""
         return replace(self, states={}, taken={}, audited={})
@@ -100,6 +110,11 @@ class Checks:
         """Another era begins at this step: of those after it nothing is known any more."""
         good = {node: min(known, step - 1) for node, known in self.good.items()}
         return replace(self.of_step(), passed={}, good=good)
+
+
+def doubted_also(known: tuple[int, int], since: int, until: int) -> tuple[int, int]:
+    """As ``Checks.doubted``, with what is doubted now. Files of an era before may lie there as far as that one came."""
+    return (min(known[0], since), max(known[1], until)) if known[1] > since else (since, until)
 
 
 def _of(said: Audited) -> Forward:
@@ -134,11 +149,11 @@ def differing(
     return None
 
 
-def _of_state(layer: int, said: Mapping[str, int]) -> Doubt:
+def _of_state(layer: int, said: Mapping[Holder, int]) -> Doubt:
     counts = Counter(said.values())
     digest, most = counts.most_common(1)[0]
-    few = frozenset(node for node, each in said.items() if each != digest) if 2 * most > len(said) else frozenset()
-    return Doubt(f"the state of layer {layer}", frozenset(said), few, of_state=True)
+    few = frozenset(node for (node, _), each in said.items() if each != digest) if 2 * most > len(said) else frozenset()
+    return Doubt(f"the state of layer {layer}", frozenset(node for node, _ in said), few, of_state=True)
 
 
 def noted(checks: Checks, doubt: Doubt) -> tuple[Checks, frozenset[str]]:

@@ -220,7 +220,9 @@ def _ready(state: State, report: Ready, now: float) -> Decision:
         facts=_with_layers(state.facts, report.node, report.layers),
         norms=norms,
         tallies=tallies,
-        checks=state.checks.told(report.node, report.first_layer, report.states, report.taken, report.audited),
+        checks=state.checks.told(
+            (node.node, node.incarnation), report.first_layer, report.states, report.taken, report.audited
+        ),
         lost_owners=lost_owners,
         nodes={**state.nodes, report.node: replace(node, heard_at=now)},
     )

@@ -2,8 +2,10 @@
 
 # The step is not committed, and no step of which it may be said that a wrong number went into it counts:
 #
-#     a state differs      the gate before agreed. A checkpoint is whole only once the gate after it has passed, since
-#                          it may have been read from memory that had changed: so all are good (``checkpoints``)
+#     a state differs      it may have changed as soon as its digest was taken for the gate before: then a wrong
+#                          gradient went into that step, and files of its state were read from memory that had changed.
+#                          So checkpoints are good up to the step before. In a run that goes on no other is whole yet
+#                          (``checkpoints``); one that was written in a pause is
 #     a forward differs    both nodes computed rightly when the last whole row of agreeing audits of each began; where
 #                          every forward is audited one is a row
 #
@@ -50,7 +52,7 @@ def go_back(state: State, doubt: Doubt, now: float) -> Decision:
     if two := checks.undecided(told):
         return _fail(replace(state, checks=told), f"{said}: {_mend(two)}", differed)
     good = tuple(c for c in state.checkpoints if c.step <= since or c == state.origin)
-    told = replace(told, doubted=(since, step))
+    told = replace(told, doubted=checks.doubted_also(told.doubted, since, step))
     storage = replace(state.storage, proved_bad=state.storage.proved_bad.union(state.checkpoints).difference(good))
     state = replace(state, checks=told, checkpoints=good, storage=storage)
     why = f"{said}, and {_found(guilty)}"
@@ -63,7 +65,7 @@ def go_back(state: State, doubt: Doubt, now: float) -> Decision:
 def _good_until(state: State, doubt: Doubt) -> int:
     """The last step of which a checkpoint is beyond doubt."""
     if doubt.of_state:
-        return state.committed
+        return state.committed - 2
     return 1 + min((state.checks.good.get(node, -1) for node in doubt.nodes), default=-1)
 
 

@@ -134,7 +134,7 @@ def learn(state: State, report: Available, now: float) -> Decision:
     applied = report.version if report.layers else told.step + 1 if told is not None else 0
     if applied > state.committed and _leads_here(report.plan, state):
         # What a node has applied is committed, whatever was persisted (rule 8).
-        state = replace(state, committed=applied, facts={}, norms={}, tallies=())
+        state = replace(state, committed=applied, facts={}, norms={}, tallies=(), checks=state.checks.of_step())
     if told is not None and told.step < state.committed and (known is None or told.step > known.step):
         # Only a commit that counts here: others would be told of one of another history and go on with that (rule 15).
         state = noted(replace(state, last_commit=told), {told.step: told.evaluated})
@@ -252,7 +252,8 @@ def _adopted(state: State, plan: Plan, now: float) -> State:
     state = _paused_or_not(state, plan)
     # The plan was made when its step was current: every step before it is committed.
     if anew or plan.step > state.committed:
-        state = replace(state, committed=plan.step, facts={}, following={}, norms={}, tallies=())
+        checks = state.checks.of_era(plan.step) if plan.era != state.era else state.checks.of_step()
+        state = replace(state, committed=plan.step, facts={}, following={}, norms={}, tallies=(), checks=checks)
     return replace(
         state,
         plan=plan,

@@ -11,7 +11,7 @@
 #                               one that measured them is still there
 #     the storage shows         checkpoints
 #     nobody knows any more     fenced, draining, parted, resumed, limits that an operator set, a pause that no plan has
-#                               yet, that the run has ended, and what audits have found
+#                               yet, that the run has ended, and what audits have found, with what is in doubt for it
 #
 # No times are written: they are of this process's clock, which says nothing to another process. Every wait begins anew.
 #
@@ -35,7 +35,7 @@ from culm.pipeline.plan import Member, Plan
 from culm.pipeline.plan_codec import commit_from_text, commit_to_text, plan_from_text, plan_to_text
 
 Document = dict[str, Any]
-CHECKS = ("found", "forwards", "compared", "differed")
+AUDITED = ("forwards", "compared", "differed")  # sums over the whole run
 
 
 def to_document(state: State) -> Document:
@@ -67,8 +67,21 @@ def to_document(state: State) -> Document:
         "pause": asdict(state.pause) if state.pause is not None else None,
         "limits": asdict(state.limits) if state.limits is not None else None,
         "parted": {node: parted.peer for node, parted in state.parted.items()},
-        "checks": {name: getattr(state.checks, name) for name in CHECKS},
+        "checks": _checks_to(state.checks),
     }
+
+
+def _checks_to(checks: Checks) -> Document:
+    doubts = [sorted(nodes) for nodes in checks.doubts]
+    sums = {name: getattr(checks, name) for name in AUDITED}
+    return {"doubts": doubts, "doubted": list(checks.doubted), "found": dict(checks.found), **sums}
+
+
+def _checks_from(known: Document) -> Checks:
+    since, until = known.get("doubted", (0, 0))
+    doubts = tuple(map(frozenset, known.get("doubts", ())))
+    sums = {name: known.get(name, 0) for name in AUDITED}
+    return Checks(doubts=doubts, doubted=(since, until), found=known.get("found", {}), **sums)
 
 
 def _layer_bytes_from(numbers: list[int]) -> LayerBytes:
@@ -127,9 +140,9 @@ def from_document(document: Document, settings: Settings, term: int, now: float,
         copies=document.get("copies", 0),
         parted={node: links.parted(peer, settings, now) for node, peer in document["parted"].items()},
         ending=_ending_from(document, now),
+        checks=_checks_from(document.get("checks", {})),
         pause=Pause(**document["pause"]) if document.get("pause") else None,
         limits=Limits(**document["limits"]) if document.get("limits") else None,
-        checks=Checks(**document.get("checks", {})),
         took_over_at=now,  # nothing is lost or committed before the nodes had the time to tell (rule 8)
         changed_at=now,
         detail=_detail_of(document),
@@ -192,6 +205,7 @@ def without_volatile(state: State) -> State:
         following={},
         norms={},
         tallies=(),
+        checks=state.checks.lasting(),
         bookmarks={},
         lost_owners=(),
         storage=Storage(),

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from culm.coordinator import state as co
-from culm.coordinator.commands import Command, Publish
+from culm.coordinator.commands import Command, Commit, Publish
 from culm.coordinator.decide import validate
 from culm.coordinator.membership import usable
 from culm.coordinator.zone_places import most_apart
@@ -29,6 +29,7 @@ from culm.stage_server.worker.validate import validate as validate_worker
 #     done       a run that is done, of which the event log does not say so         check_log
 #     17         weights nowhere, nodes kept or let go too early                    after_the_end
 #     18         something made as large as a message said                          hostile_peer
+#     25         a step that is committed though its holders' states differ            check_gate
 #     zones      a new shape whose owners of a stage could be apart, and are not      check_zones
 #     all        a loss or a state that differs at the end; a history that is stuck Cluster.run
 #
@@ -94,6 +95,29 @@ def check_beginning(before: co.State, leader: Leader, storage: Storage) -> None:
         over = storage.passed_over(state.origin, leader) if state.committed == state.origin.step else []
         over = [c for c in over if c not in state.checkpoints]
         assert not over, f"an era begins from {state.origin} beside {over[-1]} (rule 14)"
+
+
+def check_gate(world: World, before: co.State, state: co.State, commit: Commit) -> None:
+    """Raises AssertionError if a step is committed though holders of a layer differ in its state (rule 25).
+
+    Not counted is a state of which a bit flipped once its digest was taken: the next gate finds that.
+    """
+    plan = before.plan
+    if plan is None or before.era != commit.era:
+        return
+    for stage in plan.stages:
+        present = [world.nodes[name] for name in stage.required() if name in state.nodes]
+        holders = [n for n in present if n.alive and n.incarnation == plan.members[n.name].incarnation]
+        for layer in stage.layers:
+            said = {
+                node.name: node.arithmetic.states[layer]
+                for node in holders
+                if node.worker.era == commit.era
+                and node.arithmetic.versions.get(layer) == commit.step
+                and node.arithmetic.late.get(layer) != commit.step
+            }
+            same = len(set(said.values())) < 2
+            assert same, f"step {commit.step} is committed, and layer {layer} is not the same on {said} (rule 25)"
 
 
 def check_log(world: World) -> None:

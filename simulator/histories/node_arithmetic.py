@@ -52,6 +52,8 @@ class Arithmetic:
         self.error: Callable[[], int] = lambda: 0  # by how much a forward goes wrong; asked at each
         self.states: dict[int, int] = {}
         self.versions: dict[int, int] = {}  # of each state, to see that no two are ever mixed
+        self._told: dict[int, int] = {}  # layer -> the version whose digest was taken of the state that is here
+        self.late: dict[int, int] = {}  # layer -> the version at which a bit flipped after that
         self.ranges: dict[Duty, range] = {}  # the layers of each duty
         self._step: dict[Duty, int] = {}  # the step that it is in; -1: its next instruction begins one
         # Invariant: of the step in ``_step`` alone; ``_begin`` drops those of a step before.
@@ -81,6 +83,8 @@ class Arithmetic:
         if anew:
             self.states.clear()
             self.versions.clear()
+            self._told.clear()
+            self.late.clear()
             self.ranges.clear()
             self._step.clear()
         self.states = {layer: self.states.get(layer, initial(layer)) for layer in layers}
@@ -196,7 +200,7 @@ class Arithmetic:
     def accumulated(self, duty: Duty, losses: int) -> Number:
         """What the duty's gradients have come to, with so many losses. Not of layers with buffers: those are ahead."""
         totals = tuple(self._totals.get((duty.pipeline, layer), 0) for layer in self.ranges[duty])
-        return Number(0, tallies=self._told(duty, losses), totals=totals)
+        return Number(0, tallies=self._tallied(duty, losses), totals=totals)
 
     def resume(self, duty: Duty, step: int, accumulated: Number) -> None:
         self._begin(duty, step)
@@ -206,7 +210,7 @@ class Arithmetic:
         for m in range(len(told) // size):
             self._trained[duty.pipeline, m] = told[m * size : (m + 1) * size]
 
-    def _told(self, duty: Duty, microbatches: int) -> tuple[float, ...]:
+    def _tallied(self, duty: Duty, microbatches: int) -> tuple[float, ...]:
         """What so many microbatches have told."""
         return tuple(chain.from_iterable(self._trained[duty.pipeline, m] for m in range(microbatches)))
 
@@ -237,7 +241,7 @@ class Arithmetic:
         rides = last and layer == self.ranges[duties[0]].stop - 1
         told: list[float] = []
         for duty in duties if rides else ():
-            told += self._told(duty, microbatches)
+            told += self._tallied(duty, microbatches)
             told += [number for m in range(evaluated) for number in self._evaluated[duty, m]]
         wanted = [a for a in self._addends[layer] if all(a in x for x in pieces.values())]
         values = {a: self.added_up({b: x[a] for b, x in pieces.items()}, block) for a in wanted}
@@ -277,3 +281,17 @@ class Arithmetic:
 
     def install(self, layer: int, version: int, state: int) -> None:
         self.states[layer], self.versions[layer] = state, version
+        self._told.pop(layer, None)
+        self.late.pop(layer, None)
+
+    def digest(self, layer: int) -> int | None:
+        """Of its state, for the other holders to compare."""
+        if layer in self.states:
+            self._told[layer] = self.versions[layer]
+        return self.states.get(layer)
+
+    def flip(self, layer: int, bit: int) -> None:
+        """A bit of its state changes."""
+        self.states[layer] ^= 1 << bit
+        if self._told.get(layer) == self.versions[layer]:
+            self.late[layer] = self.versions[layer]

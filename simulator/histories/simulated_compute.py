@@ -72,7 +72,7 @@ class SimulatedCompute:
             first, *others = (arithmetic.added_up(dict(x), Block(0, self._pipelines)) for _, x in work.uses)
             return Computed(values=((Addend(work.bucket), arithmetic.whole(reduce(added, others, first))),))
         elif isinstance(work, Check):
-            return Computed(digest=arithmetic.states.get(work.layer))
+            return Computed(digest=arithmetic.digest(work.layer))
         elif isinstance(work, Audit):
             operand, last = work.operand.number if work.operand is not None else None, work.layers.stop == self._layers
             if self.reading is not None or not all(layer in arithmetic.states for layer in work.layers):

@@ -11,6 +11,7 @@ from culm.pipeline.plan import Plan
 from culm.simulator.histories.invariants import (
     check_beginning,
     check_coordinator,
+    check_gate,
     check_rollback,
     check_takeover,
     check_zones,
@@ -89,6 +90,11 @@ class Leader:
         if self is self.world.leader and not self.world.audit:
             check_beginning(before, self, self.world.storage)
         check_zones(before, self.state, self.world.zones)
+        if self.world.audit:
+            for commit in (command for command in commands if isinstance(command, cmd.Commit)):
+                check_gate(self.world, before, self.state, commit)
+                if before.plan is not None:
+                    self.world.flips.committed(before.plan, commit)
         for command in commands:
             self._carry_out(command)
 

@@ -41,7 +41,7 @@ class WrongMachines:
             return
         node = self._random.choice(living)
         layer = self._random.choice(sorted(node.arithmetic.states))
-        node.arithmetic.states[layer] ^= 1 << self._random.randrange(20)
+        self._world.flips.happens(node, layer, self._random.randrange(20))
         self.done.append(f"layer {layer} of {node.name} at step {node.worker.version}")
 
     def _next_forward(self) -> None:

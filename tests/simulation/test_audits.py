@@ -4,11 +4,12 @@ import os
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 
-from culm.coordinator import checkpoints, checks
+from culm.coordinator import checkpoints, checks, doubting, takeover
 from culm.coordinator import state as co
 from culm.coordinator.decisions import Decision
 from culm.pipeline.money.kinds import Differed
@@ -71,6 +72,48 @@ def test_lost_nodes_are_not_taken_for_wrong_ones(fifty: int) -> None:
         assert not differed(cluster), f"seed {seed}"
 
 
+# Few forwards are audited, so that flips show by nothing but the state.
+AMONG = (
+    {"disturb": 2},
+    {"disturb": 1, "outages": 3},
+    {"disturb": 1, "outages": 1, "changes": 2, "spares": 1, "forgets": 1},
+    {"disturb": 0, "outages": 2, "pauses": 1},
+)
+
+
+@pytest.mark.parametrize("fifty", range(40 if SOAK else 1))
+def test_a_flip_is_found_at_the_gate_whatever_else_happens(fifty: int) -> None:
+    """Unless nobody is left to compare with. ``invariants.check_gate`` looks at each commit."""
+    found = 0
+    for seed in range(fifty * 50, fifty * 50 + (50 if SOAK else 16)):
+        asked: dict[str, Any] = {"forwards": False, "audit": 0.01, **AMONG[seed % len(AMONG)]}
+        cluster, machines = history_of_audits(seed, **asked)
+        cluster.run()
+        assert cluster.state.phase is co.Phase.DONE, f"seed {seed}: {cluster.state.detail}"
+        assert machines.done or not differed(cluster), f"seed {seed}: nothing went wrong, and {differed(cluster)}"
+        found += bool(differed(cluster))
+    assert found > 2, "in many of them something is found"
+
+
+def mixing_steps(without: pytest.MonkeyPatch) -> None:
+    """A leader that hears of a later commit keeps what nodes have told it of the step before."""
+
+    def kept(state: Any, **parts: Any) -> Any:
+        parts.pop("checks", None)
+        return replace(state, **parts)
+
+    without.setattr(takeover, "replace", kept)
+
+
+@pytest.mark.parametrize("seed", [14, 182, 325])
+def test_a_new_leader_does_not_compare_the_states_of_two_steps(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {"flips": False, "forwards": False, "outages": 3, "changes": 1, "disturb": 2}
+    with monkeypatch.context() as without:
+        mixing_steps(without)
+        assert differed(history_of_audits(seed, **asked)[0].run()), "of states that are right"
+    assert not differed(history_of_audits(seed, **asked)[0].run())
+
+
 def leaving_out(without: pytest.MonkeyPatch, **parts: Any) -> None:
     differing = checks.differing
 
@@ -102,12 +145,30 @@ def without_waiting(without: pytest.MonkeyPatch) -> None:
     without.setattr(checkpoints, "manifests_due", at_once)
 
 
+def without_the_gate_between(without: pytest.MonkeyPatch) -> None:
+    """Where states differ, the run goes back to the newest checkpoint, also to one that was written in a pause."""
+    good_until = doubting._good_until
+
+    def newest(state: co.State, doubt: checks.Doubt) -> int:
+        return state.committed if doubt.of_state else good_until(state, doubt)
+
+    without.setattr(doubting, "_good_until", newest)
+
+
 # Where every forward is audited a state that has changed shows by these, too.
 FEW = {"audit": 0.01, "forwards": False}
+PAUSED = {"forwards": False, "outages": 2, "pauses": 1}
 
 
 @pytest.mark.parametrize(
-    ("part", "seed", "asked"), [(without_states, 28, FEW), (without_forwards, 0, {}), (without_waiting, 241, {})]
+    ("part", "seed", "asked"),
+    [
+        (without_states, 28, FEW),
+        (without_forwards, 0, {}),
+        (without_the_gate_between, 4, PAUSED),
+        (without_the_gate_between, 124, PAUSED),
+        (without_the_gate_between, 135, PAUSED),
+    ],
 )
 def test_without_a_part_of_it_a_wrong_number_stays(
     part: Callable[[pytest.MonkeyPatch], None], seed: int, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -117,6 +178,20 @@ def test_without_a_part_of_it_a_wrong_number_stays(
         with pytest.raises(Broken):
             history_of_audits(seed, **asked)[0].run()
     history_of_audits(seed, **asked)[0].run()
+
+
+def test_without_waiting_lost_nodes_lead_back_to_a_wrong_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every copy of a stage is lost before the gate that would have struck the checkpoint off."""
+
+    def history() -> Cluster:
+        flips = partial(WrongMachines, flips=3)
+        return Cluster(169, stages=2, microbatches=2, steps=8, checkpoint_every=1, disturb=4, audit=1.0, hostile=flips)
+
+    with monkeypatch.context() as without:
+        without_waiting(without)
+        with pytest.raises(Broken):
+            history().run()
+    history().run()
 
 
 def history_of_a_faulty_machine(seed: int) -> Cluster:

@@ -41,8 +41,17 @@ def of(*nodes: str) -> Doubt:
 def told(states: dict[str, int]) -> Checks:
     checks = Checks()
     for node, digest in states.items():
-        checks = checks.told(node, 0, [digest], [], [])
+        checks = checks.told((node, 1), 0, [digest], [], [])
     return checks
+
+
+def test_what_a_process_has_told_does_not_stand_for_the_copy_of_the_next_one() -> None:
+    checks = Checks().told(("n0", 1), 0, [7], [], []).told(("n1", 2), 0, [7], [], [])
+    again = checks.told(("n1", 2), 0, [8], [], [])
+    assert differing(again, RING, (), 1, 1, NOBODY) is None, "the first word counts"
+    anew = differing(checks.told(("n1", 3), 0, [8], [], []), RING, (), 1, 1, NOBODY)
+    assert anew is not None
+    assert anew.nodes == {"n0", "n1"}
 
 
 def test_the_few_of_three_are_wrong_and_of_two_nobody_can_say() -> None:
@@ -61,7 +70,9 @@ def test_the_few_of_three_are_wrong_and_of_two_nobody_can_say() -> None:
 
 
 def test_an_output_is_compared_as_it_was_taken() -> None:
-    checks = Checks().told("n1", 1, [], [Audited(0, 0, 2, 5)], []).told("n2", 0, [], [], [Audited(0, 0, 2, 6)])
+    checks = (
+        Checks().told(("n1", 1), 1, [], [Audited(0, 0, 2, 5)], []).told(("n2", 1), 0, [], [], [Audited(0, 0, 2, 6)])
+    )
     found = differing(checks, RING, (), 4, 1, NOBODY)
     assert found is not None
     assert found.what == "the forward of microbatch 2 (stage 0)"
@@ -69,15 +80,15 @@ def test_an_output_is_compared_as_it_was_taken() -> None:
     moved = differing(checks, RING, (), 4, 1, frozenset({0}))
     assert moved is not None
     assert moved.nodes == set(), "whoever gave it is lost: nobody who is left is in doubt"
-    assert differing(checks.told("n1", 1, [], [], []), RING, (), 4, 1, NOBODY) == found
+    assert differing(checks.told(("n1", 1), 1, [], [], []), RING, (), 4, 1, NOBODY) == found
 
 
 def test_the_last_stages_output_is_what_the_loss_tells() -> None:
     tallies = (0.5, 1.0, 0.25, 1.0)
     right = Audited(0, 2, 1, digest_of_numbers(tallies[2:]))
-    assert differing(Checks().told("n1", 2, [], [], [right]), RING, tallies, 2, 2, NOBODY) is None
+    assert differing(Checks().told(("n1", 1), 2, [], [], [right]), RING, tallies, 2, 2, NOBODY) is None
     wrong = Audited(0, 2, 0, right.digest)
-    found = differing(Checks().told("n1", 2, [], [], [wrong]), RING, tallies, 2, 2, NOBODY)
+    found = differing(Checks().told(("n1", 1), 2, [], [], [wrong]), RING, tallies, 2, 2, NOBODY)
     assert found is not None
     assert found.nodes == {"n1", "n2"}
 
@@ -114,24 +125,24 @@ def test_a_run_that_cannot_go_on_says_so_and_progress_begins_the_count_anew() ->
 def test_a_row_of_audits_proves_that_a_machine_was_right_when_it_began() -> None:
     checks, found = Checks(), [Audited(0, 0, 0, 5)]
     for step in range(PROOF - 1):
-        checks = checks.told("n2", 0, [], [], found).after_step(step, RING)
+        checks = checks.told(("n2", 1), 0, [], [], found).after_step(step, RING)
     assert checks.good == {}
-    checks = checks.told("n2", 0, [], [], found).after_step(PROOF - 1, RING)
+    checks = checks.told(("n2", 1), 0, [], [], found).after_step(PROOF - 1, RING)
     assert checks.good == {"n0": 0, "n2": 0}
-    checks = checks.told("n2", 0, [], [], found).after_step(PROOF, RING)
+    checks = checks.told(("n2", 1), 0, [], [], found).after_step(PROOF, RING)
     assert checks.good == {"n0": 1, "n2": 1}
     back = checks.of_era(1)
     assert (dict(back.good), dict(back.passed)) == ({"n0": 0, "n2": 0}, {})
     assert noted(checks, Doubt("x", frozenset({"n0", "n1", "n2"}), frozenset({"n0"})))[0].good == {"n2": 1}
-    assert Checks().told("n2", 0, [], [], found).after_step(7, RING, proof=1).good == {"n0": 7, "n2": 7}
+    assert Checks().told(("n2", 1), 0, [], [], found).after_step(7, RING, proof=1).good == {"n0": 7, "n2": 7}
 
 
 def test_what_agreed_and_what_differed_is_counted_over_the_whole_run() -> None:
-    checks = told({"n0": 7, "n1": 7}).told("n2", 1, [8], [], [Audited(0, 0, 0, 5), Audited(0, 0, 1, 5)])
-    checks = checks.after_step(0, RING).told("n0", 0, [7], [], [Audited(0, 0, 0, 5)])
+    checks = told({"n0": 7, "n1": 7}).told(("n2", 1), 1, [8], [], [Audited(0, 0, 0, 5), Audited(0, 0, 1, 5)])
+    checks = checks.after_step(0, RING).told(("n0", 1), 0, [7], [], [Audited(0, 0, 0, 5)])
     assert (checks.forwards, checks.compared, checks.differed) == (2, 1, 0), "a state with one holder is not compared"
     checks, _ = noted(checks, of("n0", "n1"))
-    checks = checks.of_era(0).told("n2", 0, [], [], [Audited(0, 0, 0, 5)]).after_step(0, RING)
+    checks = checks.of_era(0).told(("n2", 1), 0, [], [], [Audited(0, 0, 0, 5)]).after_step(0, RING)
     assert (checks.forwards, checks.compared, checks.differed) == (3, 1, 1), "what is in doubt is no proof"
 
 

@@ -74,6 +74,13 @@ def successor_of(state: State, now: float = 100.0) -> State:
     return from_document(json.loads(json.dumps(to_document(state))), state.settings, state.term + 1, now)
 
 
+def test_what_is_in_doubt_outlives_a_coordinator() -> None:
+    doubt = frozenset({"n0", "n1"})
+    checks = Checks(doubts=(doubt, doubt), doubted=(2, 5), found={"n2": 1}).told(("n0", 1), 0, [7], [], [])
+    state = replace(after(*arrival("n0"), *arrival("n1")), checks=checks)
+    assert successor_of(state).checks == Checks(doubts=(doubt, doubt), doubted=(2, 5), found={"n2": 1})
+
+
 def test_a_quarantine_outlives_a_coordinator() -> None:
     state = part(after(*arrival("n0"), *arrival("n1")), "n1", "n0", 5.0)
     assert successor_of(state).parted["n1"].peer == "n0"
