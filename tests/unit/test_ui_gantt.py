@@ -80,7 +80,7 @@ PAGE = """
 from culm.pipeline.rpc.timetables import Gathered
 from culm.ui.screens.timetable import shown
 from tests.unit.hand_made import a_step
-shown(Gathered((a_step(),), range(3, 8), {"n2": "n2 does not answer"}))
+shown(Gathered((a_step(),), range(3, 8), {"n2": "n2 does not answer"}), "step")
 """
 
 

@@ -99,9 +99,9 @@ def told(look: Look) -> list[markup.Figure]:
 
 
 def billed(work: TensorWorkers) -> tuple[str, str]:
-    """What a function service bills of the workers' time. Workers elsewhere tell no memory that they are billed by."""
+    """What a function service bills of the workers' time. Workers that are no functions may tell no memory."""
     if work.seconds and not work.gigabyte_seconds:
-        return "–", "no worker is billed by memory"
+        return "–", "workers tell no memory"
     return amount(work.gigabyte_seconds), "workers' time times memory"
 
 
