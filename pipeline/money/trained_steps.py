@@ -51,6 +51,7 @@ class TrainedSteps:
     samples: int = 0  # in a step
     tokens: int = 0  # in a step
     stages: int = 0
+    asked: int = 0  # steps of the job; 0: the log does not say
     marks: list[Mark] = field(default_factory=list)  # Invariant: in the order of steps, each below ``committed``
     since: Moment | None = None  # the step that runs began; Invariant: None as long as ``begun`` is
 
@@ -58,6 +59,7 @@ class TrainedSteps:
         """Whether training begins with this plan."""
         self.stages = event.stage_count
         self.samples, self.tokens = event.samples_per_step, event.tokens_per_step
+        self.asked = event.steps
         if self.begun is not None:
             return False
         self.begun = at
