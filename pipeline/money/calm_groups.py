@@ -24,7 +24,7 @@ SHAPES_KEPT = 8  # those that were last in use
 
 @dataclass(eq=False, kw_only=True)
 class Groups:
-    """Calm steps in groups of one size. Invariant: fewer groups than MOST_GROUPS, and fewer steps open than ``size``."""
+    """Calm steps in groups of one size. Invariant: fewer groups than MOST_GROUPS, fewer steps open than ``size``."""
 
     size: int = 1  # steps in a group
     seconds: list[float] = field(default_factory=list)  # of each group
@@ -94,7 +94,7 @@ class CalmGroups:
             self.of_shapes.setdefault(self.shape, Groups()).take(seconds)
 
     def known(self) -> tuple[Groups, bool]:
-        """Those of the present shape, or of the last one before that has shown enough; and whether it is another one."""
+        """Those of the present shape, or of the last before it that has shown enough; True: of that one."""
         present = self.of_shapes.get(self.shape, Groups())
         if present.steps >= LEAST_STEPS:
             return present, False
