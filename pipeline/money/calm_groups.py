@@ -13,13 +13,13 @@ from culm.pipeline.plan import Stages
 #     groups of 1 |1.0|1.1|1.0|1.2|
 #     groups of 2 |  2.1  |  2.2  |  2.0  |  2.1  |         two neighbours became one
 #
-# Each shape has its own: a run that loses nodes goes from one shape to another and back. Until one has shown
-# LEAST_STEPS, those of the shape before have to do.
+# A run that loses nodes goes from one shape to another and back. So there are two of them: all calm steps, and those
+# since the shape changed last.
 
 LEAST_STEPS = 5  # of fewer nobody can tell how much they vary
 MOST_GROUPS = 32
+COARSEST = 4  # groups that still tell how much they vary. Invariant: no more than LEAST_STEPS
 LEAST_GROUPS = 8  # the newest, that are looked at however few steps are left
-SHAPES_KEPT = 8  # those that were last in use
 
 
 @dataclass(eq=False, kw_only=True)
@@ -63,43 +63,41 @@ class Groups:
         return (sum(self.seconds) + self.open_seconds) / self.steps
 
     @property
-    def variance(self) -> float:
-        """Of the sum of all these steps, in square seconds, as if no group knew of another."""
-        return variance(self.seconds) * self.steps / self.size
+    def variance(self) -> tuple[float, int]:
+        """Of the sum of all these steps, in square seconds, and from how many groups it is known.
+
+        By the size of groups for which it is largest: what is slow for long shows in large groups alone.
+        """
+        seconds, size = self.seconds, self.size
+        found = []
+        while len(seconds) >= COARSEST:
+            found.append((variance(seconds) * self.steps / size, len(seconds)))
+            seconds, size = [one + other for one, other in zip(seconds[-2::-2], seconds[::-2], strict=False)], 2 * size
+        return max(found)
 
 
 @dataclass(eq=False, kw_only=True)
 class CalmGroups:
-    """Those of the shapes that the run has had. Invariant: ``shape`` is the last of ``of_shapes``, if there is one."""
+    """All calm steps of a run but the first of each shape, which builds what others find: it tells nothing of them."""
 
-    of_shapes: dict[str, Groups] = field(default_factory=dict)
+    whole: Groups = field(default_factory=Groups)
+    present: Groups = field(default_factory=Groups)  # since the shape changed last
     shape: str = ""
-    is_first: bool = True  # a shape's first step builds what others find: it tells nothing of them
+    is_first: bool = True  # whether the next step is the shape's first
 
     def plan(self, stages: Stages) -> None:
         """Who runs what, from now on."""
         shape = shape_of(stages)
-        if shape == self.shape:
-            return
-        self.shape, self.is_first = shape, True
-        self.of_shapes[shape] = self.of_shapes.pop(shape, Groups())
-        for oldest in list(self.of_shapes)[:-SHAPES_KEPT]:
-            del self.of_shapes[oldest]
+        if shape != self.shape:
+            self.shape, self.is_first, self.present = shape, True, Groups()
 
     def take(self, seconds: float) -> None:
         """A calm step."""
         if self.is_first:
             self.is_first = False
-        else:
-            self.of_shapes.setdefault(self.shape, Groups()).take(seconds)
-
-    def known(self) -> tuple[Groups, bool]:
-        """Those of the present shape, or of the last before it that has shown enough; True: of that one."""
-        present = self.of_shapes.get(self.shape, Groups())
-        if present.steps >= LEAST_STEPS:
-            return present, False
-        enough = [groups for groups in self.of_shapes.values() if groups.steps >= LEAST_STEPS]
-        return (enough[-1], True) if enough else (present, False)
+            return
+        self.whole.take(seconds)
+        self.present.take(seconds)
 
 
 def shape_of(stages: Stages) -> str:

@@ -2,9 +2,13 @@
 
 # The rest of a run is taken to go as it has gone so far:
 #
-#     calm      the steps that are left, at the mean of the calm steps under the present shape
+#     calm      the steps that are left, at the mean of the calm steps so far
 #     seconds   calm / (1 - share of the time that interruptions took), less what the step under way has had
 #     dollars   seconds at what everything costs now, and transfer by the step as so far
+#
+# Where a lost node, or a new one, has changed the shape, the present shape is taken to last as long again as it has
+# lasted. For so many steps its own mean counts, and for the others the mean of all shapes: until a lost node is
+# replaced steps are longer, and the more often that happens the more of them there are.
 #
 # What was seen is a sample of what comes. Where n steps were seen, and their sum varies by V, the sum of the S steps
 # that are left is off by V * (S / n + (S / n)^2): the first for how they fall, the second for how well their mean is
@@ -40,19 +44,31 @@ class Rest:
     interrupted: float = 0.0  # the share of them that interruptions take
 
 
-def rest(left: int, known: Groups, interruptions: Iterable[Interruption] = (), seen_seconds: float = 0.0) -> Rest:
+def rest(left: int, calm: CalmGroups, interruptions: Iterable[Interruption] = (), seen_seconds: float = 0.0) -> Rest:
     """Of so many steps. ``seen_seconds``: in which the interruptions happened."""
-    calm = left * known.mean
+    parts = _parts(left, calm)
+    seconds = sum(steps * groups.mean for steps, groups in parts)
     lost, squares = _sums(interruptions)
     share = min(lost / seen_seconds, MOST_LOST) if lost else 0.0
-    whole = calm / (1.0 - share)
-    of_steps = _off(known.variance, left / known.steps)
+    whole = seconds / (1.0 - share)
+    known = [groups.variance for _, groups in parts]
+    of_steps = sum(_off(v, steps / groups.steps) for (v, _), (steps, groups) in zip(known, parts, strict=True))
     of_interruptions = _off(squares, whole / seen_seconds) if lost else 0.0
-    likely = _students(len(known.seconds) - 1)
+    likely = _students(min(count for _, count in known) - 1)
     spread = likely * sqrt(of_steps + of_interruptions)
     # What steps take alone bounds it from below: no interruption gives time back.
-    low = max(whole - spread, calm - likely * sqrt(of_steps), 0.0)
+    low = max(whole - spread, seconds - likely * sqrt(of_steps), 0.0)
     return Rest(whole, low, whole + spread, share)
+
+
+def _parts(left: int, calm: CalmGroups) -> list[tuple[int, Groups]]:
+    """How many of the steps that are left are taken to be like which."""
+    present, whole = calm.present, calm.whole
+    if present.steps == whole.steps:  # the shape has never changed
+        return [(left, whole.newest(left))]
+    count = min(left, present.steps) if present.steps >= LEAST_STEPS else 0
+    parts = [(count, present), (left - count, whole)]
+    return [(steps, groups) for steps, groups in parts if steps]
 
 
 def forecast(
@@ -75,7 +91,7 @@ def forecast(
     """
     waits = "the run is paused, and this counts from when it goes on" if paused_at is not None else waits
     left = max(0, steps.asked - steps.committed)
-    known, is_of_before = calm.known()
+    known = calm.whole
     found = pb.Forecast(steps_left=left)
     found.why = over or _why_not(steps, left, known, waits)
     if found.why:
@@ -86,12 +102,12 @@ def forecast(
     # Where interruptions were left out, what is seen begins with the first that was kept.
     since = charged[0].time if len(interruptions.charged) == INTERRUPTIONS_KEPT and charged else steps.begun
     pauses = sum(x.seconds for x in interruptions.charged if x.kind == "pause" and x.time >= since)
-    known = known.newest(left)
-    seconds = rest(left, known, charged, (paused_at if paused_at is not None else at) - since - pauses)
+    seconds = rest(left, calm, charged, (paused_at if paused_at is not None else at) - since - pauses)
+    each = rest(1, calm).expected
     # A step that takes longer than usual is taken to end now.
-    gone = 0.0 if waits else min(max(0.0, at - steps.since.time), known.mean)
+    gone = 0.0 if waits else min(max(0.0, at - steps.since.time), each)
     values = [max(0.0, x - gone) for x in (seconds.expected, seconds.low, seconds.high)]
-    found.step_seconds, found.interrupted = known.mean, seconds.interrupted
+    found.step_seconds, found.interrupted = each, seconds.interrupted
     _set(found.seconds, values)
     if not waits:
         _set(found.ends_at, [at + x for x in values])
@@ -99,9 +115,8 @@ def forecast(
     if len(unpriced) < len(lives.open):
         transfer = left * usage.transfer_dollars / max(1, steps.counted())
         _set(found.dollars, [x * dollars_per_hour / HOUR + transfer for x in values])
-    shape = "of the shape before, since the present one is new" if is_of_before else "of the present shape"
-    said = [f"from {known.steps} calm steps {shape}", _counted(len(charged))]
-    said.append(_prices(unpriced, len(lives.open)))
+    of_present = f", {calm.present.steps} of them of the present shape" if calm.present.steps < known.steps else ""
+    said = [f"from {known.steps} calm steps{of_present}", _counted(len(charged)), _prices(unpriced, len(lives.open))]
     found.why = "; ".join(filter(None, [*said, waits]))
     return found
 
@@ -117,7 +132,6 @@ def _why_not(steps: TrainedSteps, left: int, known: Groups, waits: str) -> str:
     if known.steps >= LEAST_STEPS:
         return ""
     are = "1 calm step is" if known.steps == 1 else f"{known.steps} calm steps are"
-    # The first step of a shape is left out: somebody who counts commits would wonder.
     few = f"{are} known beside the first one, and a forecast takes {LEAST_STEPS}"
     return f"{few}; {waits}" if waits else few
 

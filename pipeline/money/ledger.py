@@ -52,7 +52,7 @@ __all__ = ["USES", "Ledger"]
 #       commit
 #     paused, unpaused           a pause, charged when it is over                         interruptions
 #     joined, lost, ...          how many nodes there were, for the comparison            counterfactual
-#     plan, commit               how long calm steps of the present shape take            calm_groups
+#     plan, commit               how long calm steps take, of all shapes and the present  calm_groups
 #     done                       nothing counts any more: nodes that stay are not paid
 #
 # The money spent by a moment is the lives that ended, the lives that go on, what runs beside the nodes, and transfer:
@@ -260,8 +260,8 @@ class Ledger:
         ledger._fixed = _life(document["fixed"])
         ledger._done = document["_done"]
         if calm := document.get("calm_groups"):
-            of_shapes = {shape: Groups(**groups) for shape, groups in calm["of_shapes"].items()}
-            ledger._calm = CalmGroups(**{**calm, "of_shapes": of_shapes})
+            groups = {name: Groups(**calm[name]) for name in ("whole", "present")}
+            ledger._calm = CalmGroups(**{**calm, **groups})
         ledger._over, ledger._waits = document.get("_over", ""), document.get("_waits", "")
         ledger._paused = None if (since := document.get("_paused")) is None else Moment(since[0], since[1])
         return ledger
