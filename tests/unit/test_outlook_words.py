@@ -68,7 +68,7 @@ def test_the_lines_of_culm_cost() -> None:
     cost = calm_run().figures(45)
     cost.one_more.CopyFrom(SOONER)
     lines = forecast_lines(cost)
-    assert lines[0].startswith("to the end      50 s (44 s to 56 s), $0.0100 ($0.00884 to $0.0112): from 5 calm steps")
+    assert lines[0].startswith("to the end      50 s (44 s to 56 s), $0.0100 ($0.00876 to $0.0112): from 5 calm steps")
     assert lines[1].startswith("ends            ")
     assert lines[2:] == ["one more node   one more like n0: ends 10 min 0 s sooner, for $0.400 more; by hand"]
 
