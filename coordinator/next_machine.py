@@ -53,8 +53,10 @@ def changes(state: State, now: float) -> tuple[Change | None, Change | None]:
     situation = situation_of(state, now)
     present = estimate(state.plan.stages, situation)
     nominal = rates(present, situation)
-    to_come = state.plan.target or _to_come(state, state.plan.stages, situation)[0]
     length = nominal.length(present)
+    if not length:  # layers without parameters, whose times nobody has measured
+        return None, None
+    to_come = state.plan.target or _to_come(state, state.plan.stages, situation)[0]
     before = _length(to_come, situation, nominal) / length
     found: list[Change | None] = []
     for other, node, price in (_with_another(state, names), _without_one(state, names, situation)):
@@ -144,4 +146,6 @@ def _kept_in_words(stages: Stages, before: Stages, node: str, nodes: int) -> str
         return f"{node} runs no stage: {shape} stay on {owners} nodes"
     spare = f", and {nodes - owners} nodes would run none" if nodes - owners > 1 else ""
     spare = ", and one node would run none" if nodes - owners == 1 else spare
+    if nodes == 1:
+        return f"the only node that is left would run {shape}"
     return f"no other shape of {nodes} nodes pays: {shape} on {owners} of them{spare}"
