@@ -13,7 +13,6 @@
 
 from collections.abc import Collection
 from dataclasses import replace
-from statistics import median
 
 from culm.coordinator import (
     best,
@@ -40,23 +39,20 @@ from culm.coordinator.decisions import (
     commit_records,
     done,
     done_record,
-    prices_of,
     reason_of,
-    sizes_of,
     with_plan,
     zones_of,
 )
 from culm.coordinator.placement import release, settle
 from culm.coordinator.repartition import propose
 from culm.coordinator.rolling_back import roll_back
+from culm.coordinator.situations import situation_of
 from culm.coordinator.state import Layers, LostOwner, Phase, State
-from culm.coordinator.step_cost import Situation
 from culm.coordinator.step_numbers import numbers_of
 from culm.pipeline.checkpoints.manifest import folder_of
 from culm.pipeline.clip import stop_in_words
 from culm.pipeline.money import kinds
 from culm.pipeline.plan import Plan, Stages
-from culm.pipeline.text import natural_order
 
 # The steps of one commit, as the coordinator sees them; s0 .. s2 are stages, n3 is being seeded with s2:
 #
@@ -324,32 +320,7 @@ def _target(state: State, plan: Plan, stages: Stages, facts: Layers, now: float)
         growing = len(stages[0].distinct_owners) < min(settings.pipelines, len(usable))
     if busy or settling.quiet(state, now) < settings.settle_seconds / (settling.GROWS_AFTER if growing else 1):
         return (), ""
-    most = max(asked, settings.most_stages)
-    # Beyond what the job asks for only those count that need not stay spare; with peers nobody waits as a spare.
-    if len(usable) > asked and settings.pipelines == 1:
-        most = min(most, max(asked, len(usable) - settings.spares))
-    situation = Situation(
-        layer_costs=cutting.costs_of(state),
-        layer_parameters=state.layer_costs,
-        microbatches=settings.microbatches_of_step,
-        pipelines=settings.pipelines,
-        most_stages=most,
-        nodes=tuple(natural_order(usable)),
-        copies=state.copies_wanted,
-        seed_bytes_per_second=settings.seed_bytes_per_second,
-        seconds_to_next_lost=settling.seconds_between_lost_nodes(state, now),
-        slowness={n: state.nodes[n].pace.known for n in usable},
-        zones=zones_of(state),
-        step_seconds=median(state.watch.recent) if state.watch.recent else 0.0,
-        bytes_per_second=min((x for n in usable if (x := state.nodes[n].bytes_per_second)), default=0.0),
-        passed=tuple(sizes_of(state).passed),
-        budget=budget_of(state),
-        by_value=settings.by_value,
-        prices=prices_of(state),
-        samples=settings.samples_per_step,
-        whole_pipelines=settings.whole_pipelines,
-    )
-    proposal = propose(stages, situation)
+    proposal = propose(stages, situation_of(state, now))
     return proposal if proposal is not None else ((), "")
 
 

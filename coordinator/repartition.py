@@ -75,7 +75,7 @@ def _better(order: Sequence[str], stages: Stages, situation: Situation) -> tuple
         takes = f"a step costs {100 * cheaper:.0f} % less, and takes {100 * abs(shorter):.0f} % "
         takes += "less" if shorter >= 0.0 else "more"
     words = [
-        f"{_shape_in_words(better)} in place of {_shape_in_words(stages)}: {takes}, "
+        f"{shape_in_words(better)} in place of {shape_in_words(stages)}: {takes}, "
         f"which saves {saved:.0f} s until the next node is expected to be lost",
         f"moving {moved / 1e6:.0f} MB costs {spent:.1f} s",
         found.too_large,
@@ -159,7 +159,7 @@ def _best(order: Sequence[str], before: Stages, situation: Situation, nominal: R
             continue
         lacking = situation.budget.too_small(laid, before)
         if lacking:
-            what = f"{_shape_in_words(laid)} would be {'cheaper' if nominal.of_dollar else 'faster'} and does not fit"
+            what = f"{shape_in_words(laid)} would be {'cheaper' if nominal.of_dollar else 'faster'} and does not fit"
             small.append((takes, f"{what}: {situation.budget.in_words(lacking, laid, before)}"))
         else:
             best, least = laid, takes
@@ -173,7 +173,7 @@ def _most_promising(found: Iterable[Shape], nominal: Rates) -> list[Shape]:
     return sorted(found, key=lambda shape: (nominal.total(shape.bound), -len(shape.ranges), -shape.replicas))
 
 
-def _shape_in_words(stages: Stages) -> str:
+def shape_in_words(stages: Stages) -> str:
     rows = max(len(stage.distinct_owners) for stage in stages)
     stages_in_words = f"{len(stages)} stage{'s' * (len(stages) != 1)}"
     return f"{rows} replicas of {stages_in_words}" if rows > 1 else stages_in_words

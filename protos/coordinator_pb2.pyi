@@ -2487,6 +2487,9 @@ class GetCostResponse(_message.Message):
     DONE_FIELD_NUMBER: _builtins.int
     WORKER_DOLLARS_FIELD_NUMBER: _builtins.int
     WORKER_GIGABYTE_SECONDS_FIELD_NUMBER: _builtins.int
+    FORECAST_FIELD_NUMBER: _builtins.int
+    ONE_MORE_FIELD_NUMBER: _builtins.int
+    ONE_LESS_FIELD_NUMBER: _builtins.int
     as_of: _builtins.float
     """Unix time, seconds: until when the figures count."""
     dollars: _builtins.float
@@ -2528,6 +2531,16 @@ class GetCostResponse(_message.Message):
     def unpriced(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Nodes without a known price: they count as free."""
 
+    @_builtins.property
+    def forecast(self) -> Global___Forecast:
+        """Of the rest of the run; unset from an older coordinator."""
+
+    @_builtins.property
+    def one_more(self) -> Global___NodeChange:
+        """What another node, or one less, would change of it; unset where nobody can tell, such as from a log."""
+
+    @_builtins.property
+    def one_less(self) -> Global___NodeChange: ...
     def __init__(
         self,
         *,
@@ -2554,14 +2567,142 @@ class GetCostResponse(_message.Message):
         done: _builtins.bool = ...,
         worker_dollars: _builtins.float = ...,
         worker_gigabyte_seconds: _builtins.float = ...,
+        forecast: Global___Forecast | None = ...,
+        one_more: Global___NodeChange | None = ...,
+        one_less: Global___NodeChange | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["forecast", b"forecast", "one_less", b"one_less", "one_more", b"one_more"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of", b"as_of", "checkpoint_dollars", b"checkpoint_dollars", "checkpoint_seconds", b"checkpoint_seconds", "crossing_bytes", b"crossing_bytes", "dollars", b"dollars", "dollars_by_use", b"dollars_by_use", "dollars_per_hour", b"dollars_per_hour", "dollars_per_million_tokens", b"dollars_per_million_tokens", "dollars_per_thousand_samples", b"dollars_per_thousand_samples", "done", b"done", "fixed_dollars", b"fixed_dollars", "interruptions", b"interruptions", "nodes", b"nodes", "on_demand_dollars", b"on_demand_dollars", "samples", b"samples", "seconds", b"seconds", "tokens", b"tokens", "transfer_dollars", b"transfer_dollars", "unpriced", b"unpriced", "useful_seconds", b"useful_seconds", "value", b"value", "worker_dollars", b"worker_dollars", "worker_gigabyte_seconds", b"worker_gigabyte_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of", b"as_of", "checkpoint_dollars", b"checkpoint_dollars", "checkpoint_seconds", b"checkpoint_seconds", "crossing_bytes", b"crossing_bytes", "dollars", b"dollars", "dollars_by_use", b"dollars_by_use", "dollars_per_hour", b"dollars_per_hour", "dollars_per_million_tokens", b"dollars_per_million_tokens", "dollars_per_thousand_samples", b"dollars_per_thousand_samples", "done", b"done", "fixed_dollars", b"fixed_dollars", "forecast", b"forecast", "interruptions", b"interruptions", "nodes", b"nodes", "on_demand_dollars", b"on_demand_dollars", "one_less", b"one_less", "one_more", b"one_more", "samples", b"samples", "seconds", b"seconds", "tokens", b"tokens", "transfer_dollars", b"transfer_dollars", "unpriced", b"unpriced", "useful_seconds", b"useful_seconds", "value", b"value", "worker_dollars", b"worker_dollars", "worker_gigabyte_seconds", b"worker_gigabyte_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetCostResponse: _TypeAlias = GetCostResponse  # noqa: Y015
+
+@_typing.final
+class Estimate(_message.Message):
+    """Eight of ten runs like this one come out between low and high."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EXPECTED_FIELD_NUMBER: _builtins.int
+    LOW_FIELD_NUMBER: _builtins.int
+    HIGH_FIELD_NUMBER: _builtins.int
+    expected: _builtins.float
+    low: _builtins.float
+    high: _builtins.float
+    def __init__(
+        self,
+        *,
+        expected: _builtins.float = ...,
+        low: _builtins.float = ...,
+        high: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expected", b"expected", "high", b"high", "low", b"low"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Estimate: _TypeAlias = Estimate  # noqa: Y015
+
+@_typing.final
+class Forecast(_message.Message):
+    """When the run ends and what that costs, computed as docs/cost.md says."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WHY_FIELD_NUMBER: _builtins.int
+    STEPS_LEFT_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    DOLLARS_FIELD_NUMBER: _builtins.int
+    ENDS_AT_FIELD_NUMBER: _builtins.int
+    STEP_SECONDS_FIELD_NUMBER: _builtins.int
+    INTERRUPTED_FIELD_NUMBER: _builtins.int
+    why: _builtins.str
+    """What the figures rest on, or why there are none, in words."""
+    steps_left: _builtins.int
+    step_seconds: _builtins.float
+    """That a calm step takes, and the share of the time that interruptions take."""
+    interrupted: _builtins.float
+    @_builtins.property
+    def seconds(self) -> Global___Estimate:
+        """Of training, to the last commit; unset: not known."""
+
+    @_builtins.property
+    def dollars(self) -> Global___Estimate:
+        """That will be spent until then; unset: not known, or no price is."""
+
+    @_builtins.property
+    def ends_at(self) -> Global___Estimate:
+        """Unix time, seconds; unset: not known, or no step runs at present."""
+
+    def __init__(
+        self,
+        *,
+        why: _builtins.str = ...,
+        steps_left: _builtins.int = ...,
+        seconds: Global___Estimate | None = ...,
+        dollars: Global___Estimate | None = ...,
+        ends_at: Global___Estimate | None = ...,
+        step_seconds: _builtins.float = ...,
+        interrupted: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["dollars", b"dollars", "ends_at", b"ends_at", "seconds", b"seconds"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dollars", b"dollars", "ends_at", b"ends_at", "interrupted", b"interrupted", "seconds", b"seconds", "step_seconds", b"step_seconds", "steps_left", b"steps_left", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Forecast: _TypeAlias = Forecast  # noqa: Y015
+
+@_typing.final
+class NodeChange(_message.Message):
+    """The rest of the run with one node more, or less, under the shape that the coordinator would choose then."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    STEP_RATIO_FIELD_NUMBER: _builtins.int
+    DOLLARS_PER_HOUR_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    DOLLARS_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    """The node that there would be twice, or that would go."""
+    step_ratio: _builtins.float
+    """How long a step would take, with the present one for 1."""
+    dollars_per_hour: _builtins.float
+    """Dollars an hour more than now; negative: less."""
+    seconds: _builtins.float
+    """Seconds and dollars to the end, more than expected now; negative: less. Unset where they are not known."""
+    dollars: _builtins.float
+    why: _builtins.str
+    """What the coordinator would do, and why, in words."""
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        step_ratio: _builtins.float = ...,
+        dollars_per_hour: _builtins.float = ...,
+        seconds: _builtins.float | None = ...,
+        dollars: _builtins.float | None = ...,
+        why: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_dollars", b"_dollars", "_seconds", b"_seconds", "dollars", b"dollars", "seconds", b"seconds"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dollars", b"_dollars", "_seconds", b"_seconds", "dollars", b"dollars", "dollars_per_hour", b"dollars_per_hour", "node", b"node", "seconds", b"seconds", "step_ratio", b"step_ratio", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__dollars: _TypeAlias = _typing.Literal["dollars"]  # noqa: Y015
+    _WhichOneofArgType__dollars: _TypeAlias = _typing.Literal["_dollars", b"_dollars"]  # noqa: Y015
+    _WhichOneofReturnType__seconds: _TypeAlias = _typing.Literal["seconds"]  # noqa: Y015
+    _WhichOneofArgType__seconds: _TypeAlias = _typing.Literal["_seconds", b"_seconds"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__dollars) -> _WhichOneofReturnType__dollars | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__seconds) -> _WhichOneofReturnType__seconds | None: ...
+
+Global___NodeChange: _TypeAlias = NodeChange  # noqa: Y015
 
 @_typing.final
 class KillRequest(_message.Message):

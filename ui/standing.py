@@ -43,6 +43,14 @@ def _made_up(cost: pb.GetCostResponse) -> str:
     return f" at {EXAMPLE_PRICES}" if at_example_prices(cost.nodes) else ""
 
 
+def seconds_to_end(look: Look) -> float | None:
+    """As foreseen, or at the present speed as long as that is not; None while neither is known."""
+    status, foreseen = look.status, look.cost.forecast
+    if foreseen.HasField("seconds"):
+        return foreseen.seconds.expected
+    return seconds_left(status.step, status.steps, status.samples_per_second, status.samples_per_step)
+
+
 def standing(look: Look) -> Standing:
     status, history, of = look.status, look.history, counting(look)
     name = status.job or "no run"
@@ -68,7 +76,7 @@ def standing(look: Look) -> Standing:
         return Standing(word="waiting", tone="coming", name=name, told=where, share=share)
     if status.phase == "paused":
         return Standing(word="paused", tone="coming", name=name, told=where, share=share)
-    left = seconds_left(status.step, status.steps, status.samples_per_second, status.samples_per_step)
+    left = seconds_to_end(look)
     rest = f", about {span(left)} left" if left is not None else ""
     tone, word = ("bad", "stalled") if status.stalled_seconds else ("good", "running")
     return Standing(word=word, tone=tone, name=name, told=where + rest, share=share)

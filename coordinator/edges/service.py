@@ -30,6 +30,7 @@ from culm.coordinator.edges.coordinator_settings import CoordinatorSettings
 from culm.coordinator.edges.leader import Leader
 from culm.coordinator.edges.node_logs import NodeLogs
 from culm.coordinator.edges.operator_calls import OperatorCalls
+from culm.coordinator.edges.outlook import Outlook
 from culm.coordinator.edges.redis_store import RedisStore
 from culm.coordinator.edges.run_metrics import RunCollector
 from culm.coordinator.edges.store import LostLease, MemoryStore, Store
@@ -68,6 +69,7 @@ class Service(CoordinatorServicer):
         self._logs = NodeLogs(time.time)
         self._attendance = AttendCalls(leader, self._logs)
         self._operators = OperatorCalls(leader)
+        self._outlook = Outlook(leader)
 
     async def Attend(  # type: ignore[override]  # noqa: N802
         self, request_iterator: AsyncIterator[pb.AttendRequest], context: grpc.aio.ServicerContext[object, object]
@@ -99,7 +101,7 @@ class Service(CoordinatorServicer):
     async def GetCost(  # noqa: N802
         self, request: pb.GetCostRequest, context: grpc.aio.ServicerContext[object, object]
     ) -> pb.GetCostResponse:
-        return self._leader.cost()
+        return await self._outlook.cost()
 
     async def Kill(  # noqa: N802
         self, request: pb.KillRequest, context: grpc.aio.ServicerContext[object, object]

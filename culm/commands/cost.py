@@ -18,13 +18,15 @@ from culm.pipeline.text import cleaned
 from culm.protos import coordinator_pb2 as pb
 from culm.terminal import flags
 from culm.terminal.client import connect
+from culm.ui.outlook_words import change_in_words, changes_of, dollars_in_words, end_in_words, seconds_in_words, whose
 
 
 def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "cost",
-        help="what the run has cost, and for what",
-        description="Asks the coordinator what the run has cost, or computes it from an event log. See docs/cost.md.",
+        help="what the run has cost, and for what, and what is to come",
+        description="Asks the coordinator what the run has cost, when it ends and what that costs, and what one more "
+        "or one less node would change. Or computes the cost from an event log. See docs/cost.md.",
         epilog="examples:\n  culm cost --coordinator 127.0.0.1:7070\n  culm cost --log run.jsonl",
     )
     flags.add_coordinator(parser)
@@ -134,9 +136,27 @@ def in_words(figures: pb.GetCostResponse) -> list[str]:
     if figures.checkpoint_dollars:
         saved = figures.checkpoint_dollars - figures.dollars
         lines.append(f"by checkpoints  ${figures.checkpoint_dollars:.4f}: ${saved:.4f} saved")
+    lines += forecast_lines(figures)
     if figures.unpriced:
         names = ", ".join(figures.unpriced)
         lines.append(f"without a price {names}: they count as free; give the coordinator a table with --prices")
+    return lines
+
+
+def forecast_lines(figures: pb.GetCostResponse) -> list[str]:
+    """What is to come, a line each; of a run that is over there is nothing."""
+    foreseen = figures.forecast
+    if figures.done or not foreseen.why:
+        return []
+    if not foreseen.HasField("seconds"):
+        return [f"to the end      not known: {foreseen.why}"]
+    dollars = dollars_in_words(foreseen)
+    lines = [f"to the end      {seconds_in_words(foreseen)}{f', {dollars}' if dollars else ''}: {foreseen.why}"]
+    if end := end_in_words(foreseen, figures.as_of, zone=None):
+        lines.append(f"ends            {end}")
+    for change, more in changes_of(figures):
+        label = "one more node" if more else "one node less"
+        lines.append(f"{label:<15} {whose(change, more)}: {change_in_words(change)}; {change.why}")
     return lines
 
 

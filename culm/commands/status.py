@@ -6,6 +6,7 @@ import math
 
 import grpc
 
+from culm.commands.cost import forecast_lines
 from culm.pipeline.epochs import epoch_of, in_words
 from culm.pipeline.errors import JobError
 from culm.pipeline.instruction import Duty
@@ -30,7 +31,7 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     parser.set_defaults(command=status)
 
 
-def as_json(response: pb.GetStatusResponse) -> dict[str, object]:
+def as_json(response: pb.GetStatusResponse, cost: pb.GetCostResponse) -> dict[str, object]:
     """The status by the names that scripts rely on."""
     return {
         "job": response.job,
@@ -49,6 +50,9 @@ def as_json(response: pb.GetStatusResponse) -> dict[str, object]:
         "loss": None if math.isnan(response.loss) else response.loss,
         "samples_per_second": response.samples_per_second,
         "cost": response.cost,
+        "forecast": _fields(cost, "forecast"),
+        "one_more": _fields(cost, "one_more"),
+        "one_less": _fields(cost, "one_less"),
         "paused": {"who": response.pause.who, "since": response.pause.since, "why": response.pause.why}
         if response.HasField("pause")
         else None,
@@ -65,6 +69,8 @@ def as_json(response: pb.GetStatusResponse) -> dict[str, object]:
         }
         if response.HasField("audits")
         else None,
+        "workers_wanted": response.workers_wanted or None,
+        "workers_reason": response.workers_reason,
         "nodes": [
             {
                 "id": n.id,
@@ -80,6 +86,9 @@ def as_json(response: pb.GetStatusResponse) -> dict[str, object]:
                     if owner == n.id
                 ],
                 "standby_of": list(n.standby_of),
+                "tensor_work": _tensor_work(n.resources.tensor_workers)
+                if n.resources.HasField("tensor_workers")
+                else None,
             }
             for n in response.nodes
         ],
@@ -91,16 +100,36 @@ def as_json(response: pb.GetStatusResponse) -> dict[str, object]:
     }
 
 
+def _fields(cost: pb.GetCostResponse, name: str) -> dict[str, object] | None:
+    """By the names of the message; None where it is not known."""
+    from google.protobuf.json_format import MessageToDict
+
+    if not cost.HasField(name):  # type: ignore[arg-type]
+        return None
+    return MessageToDict(getattr(cost, name), preserving_proto_field_name=True)
+
+
+def _tensor_work(work: pb.TensorWorkers) -> dict[str, object]:
+    return {
+        "workers": work.workers,
+        "waiting": work.waiting,
+        "done": work.done,
+        "repeated": work.repeated,
+        "seconds": work.seconds,
+    }
+
+
 def status(arguments: argparse.Namespace) -> int:
     channel, stub = connect(arguments.coordinator)
     with channel:
         try:
             response = cleaned(stub.GetStatus(pb.GetStatusRequest(), timeout=5.0))
+            cost = cleaned(stub.GetCost(pb.GetCostRequest(), timeout=5.0))
         except grpc.RpcError as error:
             mend = "see the coordinator's log"
             raise JobError(f"the coordinator does not answer: {details(error)}", arguments.coordinator, mend) from error
     if arguments.json:
-        print(json.dumps(as_json(response)))
+        print(json.dumps(as_json(response, cost)))
         return 0
     from rich.console import Console
 
@@ -113,6 +142,8 @@ def status(arguments: argparse.Namespace) -> int:
         money += f", {EXAMPLE_PRICES}"
     told = [f"step {response.step}/{response.steps}", in_words(response, response.step), f"loss {loss}", speed, money]
     print("  ".join(filter(None, told)))
+    for line in forecast_lines(cost) if response.phase in ("running", "paused") else ():
+        print(line)
     if response.coordinator and response.term > 1:  # another one led before: whoever looks wants to know which
         print(f"coordinator {response.coordinator} leads, in term {response.term}")
     if response.checkpoint_fault:

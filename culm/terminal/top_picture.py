@@ -26,7 +26,9 @@ from culm.terminal.progress import OTHER, STATE_STYLES, duties_in_words, standby
 from culm.terminal.recently import Recently
 from culm.terminal.severity import Severity, severity_of
 from culm.ui.look import Look
-from culm.ui.words import clock, counted, money, seconds_left, size, span
+from culm.ui.outlook_words import dollars_in_words
+from culm.ui.standing import seconds_to_end
+from culm.ui.words import clock, counted, money, size, span
 
 INCIDENT_SECONDS = 600.0  # for which an event is shown, and a lost node that nobody has replaced
 LEAST_INCIDENTS = 5  # lines that nodes leave to them
@@ -91,7 +93,7 @@ def _head(look: Look, width: int) -> Iterator[RenderableType]:
     title.add_row(name, Text(clock(look.at) if look.at else "", style="dim"))
     yield title
     loss = "-" if not look.at or math.isnan(status.loss) else f"{status.loss:.4f}"
-    left = seconds_left(status.step, status.steps, status.samples_per_second, status.samples_per_step)
+    left = seconds_to_end(look)
     words = [
         f"step {status.step:,}/{status.steps:,}",
         f"loss {loss}",
@@ -111,11 +113,9 @@ def _head(look: Look, width: int) -> Iterator[RenderableType]:
     hour = f"{money(cost.dollars_per_hour)} an hour {'at the end' if cost.done else 'now'}"
     plan = f"plan {status.generation}, term {status.term}"
     made_up = EXAMPLE_PRICES if at_example_prices(cost.nodes) else ""
-    yield _cut(
-        Text(
-            "  ".join(filter(None, (money(cost.dollars), hour, made_up, goodput, in_words(status, status.step), plan)))
-        )
-    )
+    to_come = f"{dollars} to come" if (dollars := dollars_in_words(cost.forecast)) and not cost.done else ""
+    told_of_money = (money(cost.dollars), hour, to_come, made_up, goodput, in_words(status, status.step), plan)
+    yield _cut(Text("  ".join(filter(None, told_of_money))))
 
 
 def _problems(look: Look) -> Iterator[Text]:

@@ -67,13 +67,18 @@ class Interruptions:
         self.charged.append(charged)
         del self.charged[:-INTERRUPTIONS_KEPT]
 
-    def step_ended(self, *, began: float, seconds: float, dollars: float, follows: bool) -> None:
-        """A step that began at ``began`` took so long and so much. ``follows``: on the last one that is on record."""
+    def step_ended(self, *, began: float, seconds: float, dollars: float, follows: bool) -> bool:
+        """A step that began at ``began`` took so long and so much. ``follows``: on the last one that is on record.
+
+        Returns whether it was a calm one.
+        """
         if self.pending:
             calm = median(self.calm) if self.calm else 0.0
             self._charge(began, max(0.0, seconds - calm), dollars / seconds if seconds > 0 else 0.0)
-        elif follows:
+            return False
+        if follows:
             self.calm.append(seconds)
+        return follows
 
     def _charge(self, began: float, lost: float, dollars_per_second: float) -> None:
         rollbacks = [p for p in self.pending if p.kind == "rollback"]

@@ -5,14 +5,17 @@ from dataclasses import asdict
 from typing import Any
 
 from culm.pipeline.machine import Machine
+from culm.pipeline.money.calm_groups import CalmGroups, Groups
 from culm.pipeline.money.codec import Entry
 from culm.pipeline.money.cost_figures import cost_figures
 from culm.pipeline.money.counterfactual import History
+from culm.pipeline.money.forecast import forecast
 from culm.pipeline.money.interruptions import Interruption, Interruptions, Pending
 from culm.pipeline.money.kinds import (
     Committed,
     Dismissed,
     Done,
+    Failed,
     Joined,
     Left,
     Lost,
@@ -20,6 +23,7 @@ from culm.pipeline.money.kinds import (
     Planned,
     Priced,
     RolledBack,
+    Stopping,
     Tariff,
     TookOver,
     Unpaused,
@@ -49,6 +53,7 @@ __all__ = ["USES", "Ledger"]
 #       commit
 #     paused, unpaused           a pause, charged when it is over                         interruptions
 #     joined, lost, ...          how many nodes there were, for the comparison            counterfactual
+#     plan, commit               how long calm steps take, of all shapes and the present  calm_groups
 #     done                       nothing counts any more: nodes that stay are not paid
 #
 # The money spent by a moment is the lives that ended, the lives that go on, what runs beside the nodes, transfer, and
@@ -68,6 +73,9 @@ class Ledger:
         self._fixed = Life(node="", incarnation=0, machine=Machine(), joined=0.0, since=0.0)
         self._done: float | None = None  # the run's end
         self._paused: Moment | None = None  # when the present pause began, and what was spent by then
+        self._calm = CalmGroups()
+        self._over = ""  # why no step is to come, in words, though the run is not done
+        self._waits = ""  # why no step runs until the next plan, in words
 
     # ---- events -----------------------------------------------------------------------------------------------------
 
@@ -86,6 +94,8 @@ class Ledger:
             case Used():
                 self._usage.take(at, event, self._lives)
             case Planned():
+                self._waits = ""
+                self._calm.plan(event.stages)
                 if self._steps.plan(at, entry.step, event, self._spent(at)):
                     self._history.begin(at)
             case Committed():
@@ -96,6 +106,10 @@ class Ledger:
                 self._paused = self._paused or Moment(at, self._spent(at))
             case Unpaused():
                 self._go_on(at, entry.step)
+            case Failed():
+                self._over = "the run has failed"
+            case Stopping():
+                self._over = "every node is to go"
             case TookOver():
                 if self._steps.begun is not None:
                     self._interruptions.happen("coordinator", at, entry.step, "")
@@ -144,12 +158,15 @@ class Ledger:
         if began is None:
             return  # the plan is not on record: nobody knows what a step is
         dollars = self._spent(at)
-        self._interruptions.step_ended(
+        seconds = at - began.time
+        is_calm = self._interruptions.step_ended(
             began=began.time,
-            seconds=at - began.time,
+            seconds=seconds,
             dollars=dollars - began.dollars,
             follows=step == self._steps.committed,
         )
+        if is_calm:
+            self._calm.take(seconds)
         self._steps.commit(at, step, dollars)
 
     def _go_on(self, at: float, step: int) -> None:
@@ -163,6 +180,7 @@ class Ledger:
     def _rolled_back(self, at: float, step: int) -> None:
         if self._steps.begun is None:
             return
+        self._waits = "the run waits for nodes since a rollback"
         self._steps.roll_back(step)
         self._interruptions.happen("rollback", at, step, "")
 
@@ -182,6 +200,7 @@ class Ledger:
             "_tokens_per_step": steps.tokens,
             "_stages": steps.stages,
             "_owners": [steps.owners, steps.stepped, steps.owner_seconds],
+            "_asked": steps.asked,
             "_marks": steps.marks,
             "_since": steps.since,
             "_lost_seconds": self._interruptions.lost_seconds,
@@ -200,6 +219,9 @@ class Ledger:
             "pending": [asdict(p) for p in self._interruptions.pending],
             "interruptions": [asdict(x) for x in self._interruptions.charged],
             "history": asdict(self._history),
+            "calm_groups": asdict(self._calm),
+            "_over": self._over,
+            "_waits": self._waits,
         }
 
     @classmethod
@@ -229,6 +251,7 @@ class Ledger:
             owners=owners,
             stepped=stepped,
             owner_seconds=owner_seconds,
+            asked=document.get("_asked", 0),  # older documents lack it
             marks=[Mark(int(step), at, money) for step, at, money in document["_marks"]],
             since=None if document["_since"] is None else Moment(document["_since"][0], document["_since"][1]),
         )
@@ -247,6 +270,10 @@ class Ledger:
         ledger._history = History(**document["history"])
         ledger._fixed = _life(document["fixed"])
         ledger._done = document["_done"]
+        if calm := document.get("calm_groups"):
+            groups = {name: Groups(**calm[name]) for name in ("whole", "present")}
+            ledger._calm = CalmGroups(**{**calm, **groups})
+        ledger._over, ledger._waits = document.get("_over", ""), document.get("_waits", "")
         ledger._paused = None if (since := document.get("_paused")) is None else Moment(since[0], since[1])
         return ledger
 
@@ -275,7 +302,7 @@ class Ledger:
     def figures(self, now: float) -> pb.GetCostResponse:
         """Everything that the ledger knows, at ``now`` in unix seconds; after the run's end, as of the end."""
         at = self._done if self._done is not None else now
-        return cost_figures(
+        cost = cost_figures(
             at=at,
             done=self._done is not None,
             dollars=self._spent(at),
@@ -286,6 +313,23 @@ class Ledger:
             interruptions=self._interruptions,
             usage=self._usage,
             history=self._history,
+        )
+        cost.forecast.CopyFrom(self._forecast(at))
+        return cost
+
+    def _forecast(self, at: float) -> pb.Forecast:
+        """Of the rest of the run. Nothing of it is part of what was spent."""
+        return forecast(
+            at=at,
+            over="the run is done" if self._done is not None else self._over,
+            waits=self._waits,
+            paused_at=self._paused.time if self._paused is not None else None,
+            dollars_per_hour=self.dollars_per_hour(),
+            lives=self._lives,
+            steps=self._steps,
+            calm=self._calm,
+            interruptions=self._interruptions,
+            usage=self._usage,
         )
 
 

@@ -55,6 +55,7 @@ class TrainedSteps:
     # Seconds of the steps that were committed, and of each the same times the owners that it had.
     stepped: float = 0.0
     owner_seconds: float = 0.0
+    asked: int = 0  # steps of the job; 0: the log does not say
     marks: list[Mark] = field(default_factory=list)  # Invariant: in the order of steps, each below ``committed``
     since: Moment | None = None  # the step that runs began; Invariant: None as long as ``begun`` is
 
@@ -64,6 +65,7 @@ class TrainedSteps:
         owners = {owner for stage in event.stages for owner in stage.owners}
         self.owners = len(owners) or event.stage_count  # an older log may not say who owns what
         self.samples, self.tokens = event.samples_per_step, event.tokens_per_step
+        self.asked = event.steps
         if self.begun is not None:
             return False
         self.begun = at

@@ -105,9 +105,7 @@ def test_owners_of_a_grid_are_killed_and_not_a_bit_changes(cluster: Project) -> 
 
 def test_workers_and_a_server_of_a_graph_are_killed_and_not_a_bit_changes(graph: Project) -> None:
     def workers(told: dict[str, Any]) -> list[int]:
-        return [
-            n["resources"]["tensor_workers"]["workers"] for n in told["nodes"] if "tensor_workers" in n["resources"]
-        ]
+        return [node["tensor_work"]["workers"] for node in told["nodes"] if node["tensor_work"]]
 
     graph.until(lambda s: s["step"] >= 5 and workers(s) == [2, 2])
     lost = graph.containers("tensor-worker")[0]

@@ -20,8 +20,11 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 def test_a_replayed_log_gives_the_live_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = load_job(EXAMPLES / "digits_mlp.toml", ["job.steps=80", "pipeline.stages=2"])
     victims = [(20, "n1"), (50, "coordinator")]
+    to_come: list[pb.GetCostResponse] = []
 
     def kill(stub: CoordinatorStub, status: pb.GetStatusResponse, deaths: list[tuple[str, float]]) -> None:
+        if len(victims) == 1:  # between the two
+            to_come.append(stub.GetCost(pb.GetCostRequest()))
         if victims and status.step >= victims[0][0]:
             os.kill(cluster.pids()[victims.pop(0)[1]], signal.SIGKILL)
 
@@ -47,6 +50,12 @@ def test_a_replayed_log_gives_the_live_figures(tmp_path: Path, capsys: pytest.Ca
     assert live["dollars"] == pytest.approx(sum(n["dollars"] for n in live["nodes"]) + live["transfer_dollars"])
     assert live["dollars"] > 0
     assert not live["unpriced"]
+    assert live["forecast"]["why"] == "the run is done"
+    last = to_come[-1]
+    assert last.forecast.steps_left < 80
+    assert last.forecast.seconds.low <= last.forecast.seconds.expected <= last.forecast.seconds.high
+    assert last.one_more.node in ("n0", "n1", "n2")
+    assert last.one_more.dollars_per_hour > 0.0
 
 
 def test_a_log_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -66,5 +67,17 @@ def test_what_audits_came_to_is_told_in_a_line() -> None:
     found = "n1 was found 2 times to compute wrongly"
     assert audits_in_words(calm) == f"{words}; 3 steps differed: {found} (culm events --kind differed)"
     told = {"share": 0.1, "forwards": 240, "compared": 48, "differed": 3, "found": {"n1": 2}}
-    assert as_json(pb.GetStatusResponse(audits=calm))["audits"] == told
-    assert as_json(pb.GetStatusResponse())["audits"] is None
+    assert as_json(pb.GetStatusResponse(audits=calm), pb.GetCostResponse())["audits"] == told
+    assert as_json(pb.GetStatusResponse(), pb.GetCostResponse())["audits"] is None
+
+
+def test_tensor_workers_are_told_of_a_graph_server() -> None:
+    work = pb.TensorWorkers(workers=2, waiting=1, done=7, repeated=1, seconds=3.5)
+    server = pb.NodeStatus(id="n0", resources=pb.Resources(tensor_workers=work))
+    status = pb.GetStatusResponse(nodes=[server, pb.NodeStatus(id="n1")], workers_wanted=3, workers_reason="they wait")
+    told: Any = as_json(status, pb.GetCostResponse())
+    assert (told["workers_wanted"], told["workers_reason"]) == (3, "they wait")
+    found = {"workers": 2, "waiting": 1, "done": 7, "repeated": 1, "seconds": 3.5}
+    assert [node["tensor_work"] for node in told["nodes"]] == [found, None]
+    fixed: Any = as_json(pb.GetStatusResponse(), pb.GetCostResponse())
+    assert fixed["workers_wanted"] is None

@@ -85,6 +85,15 @@ def test_four_nodes_fit_a_small_terminal() -> None:
     assert shown[-1] == "Nothing has happened in the last 10 minutes."
 
 
+def test_the_forecast_gives_the_time_left_and_what_is_to_come() -> None:
+    cost = pb.GetCostResponse(dollars=12.4, dollars_per_hour=3.2, seconds=100.0, useful_seconds=97.0)
+    cost.forecast.seconds.expected = 5400.0
+    cost.forecast.dollars.CopyFrom(pb.Estimate(expected=4.8, low=4.5, high=5.2))
+    shown = lines(four(), cost=cost)
+    assert shown[1].endswith("16 samples/s  1 h 30 min left")
+    assert shown[2].startswith("$12.40  $3.20 an hour now  $4.80 ($4.50 to $5.20) to come  goodput 97.0%")
+
+
 def test_of_two_hundred_nodes_the_worst_are_on_the_screen_and_the_others_are_counted() -> None:
     many = [node(f"n{i}", bubble=i / 40, zone="us-east-1b") for i in range(200)]
     many[7].state, many[9].state, many[150].state = "spare", "detached", "draining"

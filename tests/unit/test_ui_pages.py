@@ -312,3 +312,12 @@ def test_ended_runs_are_compared(log: Path) -> None:
     (row,) = app.dataframe[0].value.to_dict("records")
     assert (row["run"], row["how"], row["steps"], row["last loss"]) == ("run", "broke off", "5", "1.6000")
     assert "None" not in str(row)
+
+
+def test_the_cost_page_tells_what_is_to_come(log: Path) -> None:
+    assert "3 calm steps are known beside the first one, and a forecast takes 5" in words(page("cost", log, at=5.0))
+    planned = event(20, 9.3, "plan", 5, steps=100, stage_count=2, stages="[]", samples_per_step=8)
+    add(log, planned, *(event(21 + i, 9.4 + 0.1 * i, "commit", 6 + i, step=5 + i, loss=1.5) for i in range(7)))
+    told = figures(page("cost", log, at=9.95))
+    assert told["Time left"] == "11 s", "the lost node took 2 of 8.9 s"
+    assert told["Still to pay"] == "–"

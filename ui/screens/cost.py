@@ -10,6 +10,15 @@ from culm.ui import markup, palette
 from culm.ui.charts import bar_columns, bar_spec
 from culm.ui.counting import STEPS, counting, price_of
 from culm.ui.look import Look
+from culm.ui.outlook_words import (
+    changes_of,
+    dollars_changed,
+    dollars_in_words,
+    end_in_words,
+    seconds_changed,
+    seconds_in_words,
+    whose,
+)
 from culm.ui.screens.widgets import (
     CHART_SECONDS,
     TABLE_SECONDS,
@@ -33,6 +42,7 @@ LISTED = 50  # interruptions, the newest
 
 def show(source: Source) -> None:
     panel(figures, source, TEXT_SECONDS)
+    panel(to_come, source, TEXT_SECONDS)
     panel(bars, source, CHART_SECONDS)
     panel(bills, source, TABLE_SECONDS)
 
@@ -62,6 +72,46 @@ def told(look: Look) -> list[markup.Figure]:
         ("Transfer", worth(cost.transfer_dollars, known), f"{size(cost.crossing_bytes)} between zones"),
         ("Lost to interruptions", worth(lost, known), f"{lost / cost.dollars:.1%} of it" if cost.dollars else ""),
     ]
+
+
+def to_come(source: Source) -> None:
+    """When the run ends, what that costs, and what the next machine would change of it."""
+    look = source.look()
+    cost, foreseen = look.cost, look.cost.forecast
+    if is_over(look) or look.ended or not foreseen.why:
+        return
+    st.html(markup.chart_title("to the end", ""))
+    if foreseen.HasField("seconds"):
+        st.html(markup.figures(told_of_the_rest(look, zone())))
+    rows = [change(each, more) for each, more in changes_of(cost)]
+    if rows:
+        st.html(markup.table(rows, "One machine more, or one less", ("a step", "to the end", "cost")))
+    st.html(markup.note(f"{foreseen.why[0].upper()}{foreseen.why[1:]}. Eight of ten such runs come out in the ranges."))
+
+
+def told_of_the_rest(look: Look, zone: tzinfo) -> list[markup.Figure]:
+    foreseen = look.cost.forecast
+    figures = [("Time left", *_parts(seconds_in_words(foreseen)))]
+    if end := end_in_words(foreseen, look.at, zone):
+        figures.append(("Ends at", *_parts(end)))
+    figures.append(("Still to pay", *_parts(dollars_in_words(foreseen) or "– (no price is known)")))
+    return figures
+
+
+def _parts(words: str) -> tuple[str, str]:
+    """What is expected, and its range."""
+    expected, _, within = words.partition(" (")
+    return expected, within.removesuffix(")")
+
+
+def change(each: pb.NodeChange, more: bool) -> dict[str, str]:
+    return {
+        "machines": whose(each, more),
+        "a step": f"{each.step_ratio - 1.0:+.0%}",
+        "to the end": seconds_changed(each),
+        "cost": dollars_changed(each),
+        "what the coordinator would do": each.why,
+    }
 
 
 def bars(source: Source) -> None:
