@@ -86,7 +86,8 @@ def to_come(source: Source) -> None:
     rows = [change(each, more) for each, more in changes_of(cost)]
     if rows:
         st.html(markup.table(rows, "One machine more, or one less", ("a step", "to the end", "cost")))
-    st.html(markup.note(f"{foreseen.why[0].upper()}{foreseen.why[1:]}. Eight of ten such runs come out in the ranges."))
+    ranges = " Eight of ten such runs come out in the ranges." if foreseen.HasField("seconds") else ""
+    st.html(markup.note(f"{foreseen.why[0].upper()}{foreseen.why[1:]}.{ranges}"))
 
 
 def told_of_the_rest(look: Look, zone: tzinfo) -> list[markup.Figure]:
