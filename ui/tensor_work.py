@@ -50,11 +50,14 @@ def servers(status: pb.GetStatusResponse) -> list[pb.NodeStatus]:
 def workers_in_words(status: pb.GetStatusResponse) -> tuple[str, str]:
     """How many workers there are, and a note. A worker may offer itself to each server, or to one."""
     counts = [node.resources.tensor_workers.workers for node in servers(status)]
+    wanted = f"; {status.workers_wanted:,} wanted" if status.workers_wanted else ""
     if not any(counts):
-        return "0", "the graph servers compute all themselves" if counts else "no server has told of any yet"
+        note = "the graph servers compute all themselves" if counts else "no server has told of any yet"
+        return "0", note + wanted
     if min(counts) == max(counts):
-        return str(counts[0]), f"at each of {counted(len(counts), 'server')}" if len(counts) > 1 else "at the server"
-    return f"{min(counts)}–{max(counts)}", "at a server"
+        note = f"at each of {counted(len(counts), 'server')}" if len(counts) > 1 else "at the server"
+        return str(counts[0]), note + wanted
+    return f"{min(counts)}–{max(counts)}", "at a server" + wanted
 
 
 def age_in_words(status: pb.GetStatusResponse) -> tuple[str, str]:

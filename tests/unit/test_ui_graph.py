@@ -172,3 +172,9 @@ def test_a_graph_counts_epochs() -> None:
     assert of_chunks(0) is STEPS
     assert (of_chunks(8).step, of_chunks(8).samples) == ("epoch", 8)
     assert [amount(x) for x in (0.0, 0.0123, 9.5, 1234.5)] == ["0", "0.0123", "9.5", "1,234"]
+
+
+def test_the_workers_that_a_run_wants_are_told_beside_those_that_are_there() -> None:
+    node = pb.NodeStatus(id="n0", resources=pb.Resources(tensor_workers=pb.TensorWorkers(workers=2)))
+    status = pb.GetStatusResponse(nodes=[node], workers_wanted=4)
+    assert workers_in_words(status) == ("2", "at the server; 4 wanted")

@@ -27,7 +27,7 @@ from culm.ui.stage_map import lost_lately
 from culm.ui.standing import is_over
 from culm.ui.tensor_work import age_in_words, servers, workers_in_words
 from culm.ui.trends import Trends
-from culm.ui.words import counted, span
+from culm.ui.words import counted, money, span
 
 EXPLAINED = (
     "Tasks: a layer's work with its parameters, which workers do for the servers. Repeated: given to a second worker, "
@@ -94,7 +94,7 @@ def told(look: Look) -> list[markup.Figure]:
         ("Tasks waiting", "–" if over else f"{waiting:,}", "for a worker"),
         ("Tasks done", f"{work.done:,}", repeated if work.done else "by workers"),
         ("Workers' time", span(work.seconds), "with a task, all together"),
-        ("GB-seconds", *billed(work)),
+        ("GB-seconds", billed(work)[0], money(cost.worker_dollars) if cost.worker_dollars else billed(work)[1]),
     ]
 
 
@@ -102,7 +102,7 @@ def billed(work: TensorWorkers) -> tuple[str, str]:
     """What a function service bills of the workers' time. Workers that are no functions may tell no memory."""
     if work.seconds and not work.gigabyte_seconds:
         return "–", "workers tell no memory"
-    return amount(work.gigabyte_seconds), "workers' time times memory"
+    return amount(work.gigabyte_seconds), "the time that workers are there, times their memory"
 
 
 def charts(source: Source) -> None:
