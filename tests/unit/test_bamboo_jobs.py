@@ -87,7 +87,7 @@ def test_a_small_one_gives_the_plain_loops_bits(name: str) -> None:
     gives_the_plain_loops_bits(job)
 
 
-TAKES_LONG = ("bert_small", "gpt2_small", "resnet_small", "vgg_small")  # make models
+TAKES_LONG = ("alexnet_small", "bert_small", "gpt2_small", "resnet_small", "vgg_small")  # make models
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in TAKES_LONG else n for n in SMALL])
