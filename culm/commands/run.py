@@ -12,6 +12,7 @@ from typing import TextIO
 
 from culm.coordinator.edges.tracking import refuse_missing
 from culm.pipeline import default_ports
+from culm.pipeline.counting import of_chunks
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job, load_job
 from culm.pipeline.text import shown_url
@@ -233,9 +234,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(outcome.as_json()))
         return code
-    rate = job.samples_per_step * len(outcome.losses) / outcome.seconds
+    of = of_chunks(job.graph.chunks if job.graph is not None else 0)
+    rate = of.speed(job.samples_per_step * len(outcome.losses) / outcome.seconds)
     loss = f", loss {outcome.losses[-1]:.4f}" if outcome.losses else ""
-    print(f"{len(outcome.losses)} steps in {outcome.seconds:.1f} s, {rate:.0f} samples/s{loss}")
+    print(f"{len(outcome.losses)} {of.step}s in {outcome.seconds:.1f} s, {rate}{loss}")
     if outcome.stopped_early:
         print(outcome.stopped_early)
     if outcome.evaluations:
