@@ -19,6 +19,7 @@ from culm.pipeline.text import shown_url
 from culm.protos import coordinator_pb2 as pb
 from culm.terminal import flags, interrupts
 from culm.terminal.outcome import Outcome
+from culm.terminal.unsaved import unsaved
 
 
 def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -185,6 +186,8 @@ def run(arguments: argparse.Namespace) -> int:
     kills = [parse_kill(text, count, job) for text in arguments.kill]
     refuse_taken(arguments.coordinator_address, "--coordinator-address")
     check_files(job, arguments.resume, arguments.allow, arguments.new_run)
+    if said := unsaved(job, here=True):
+        print(said, file=sys.stderr)
     nursery.warm_up()
     try_out(job)
     from culm.local.training import train
