@@ -3,6 +3,7 @@
 # Each chunk is tried alone, through all layers, and let go of: all chunks, or one layer's values of all vertices, may
 # not fit into this machine's memory. So what a chunk takes of others after the first layer are values of its own.
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -26,18 +27,21 @@ def check_graph(source: ModelSource, job: Job, graph: Chunks) -> None:
         raise JobError(what, "graph.layers", f"set it to {source.layer_count}")
     layers = [_built(source, index) for index in range(source.layer_count)]
     for number in range(len(graph)):
-        chunk = graph.chunk(number)
-        x = chunk.inputs
-        for index, layer in enumerate(layers):
-            output = _tried(job, layer, index, chunk, x)
-            x = _with_others(chunk, output)
-        try:
-            loss, counts = taken(source.loss(output, chunk), job)
-            tally_of(loss, counts)
-        except RAISED as error:
-            what = f"the loss raised {described(error)}"
-            raise JobError(what, "train.loss", "call it with (output, chunk)") from error
+        _try_chunk(source, job, layers, graph.chunk(number))
         graph.keep(())
+
+
+def _try_chunk(source: ModelSource, job: Job, layers: Sequence[GraphLayer], chunk: Chunk) -> None:
+    x = output = chunk.inputs
+    for index, layer in enumerate(layers):
+        output = _tried(job, layer, index, chunk, x)
+        x = _with_others(chunk, output)
+    try:
+        loss, counts = taken(source.loss(output, chunk), job)
+        tally_of(loss, counts)
+    except RAISED as error:
+        what = f"the loss raised {described(error)}"
+        raise JobError(what, "train.loss", "call it with (output, chunk)") from error
 
 
 def _built(source: ModelSource, index: int) -> GraphLayer:
