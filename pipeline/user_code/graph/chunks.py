@@ -67,15 +67,10 @@ class Chunk:
     @cached_property
     def targets(self) -> torch.Tensor:
         """The row of each edge's target. int64 [E]"""
-        return torch.repeat_interleave(torch.arange(self.size), self.starts.diff())
+        return self._each_target()
 
-    @cached_property
-    def backward(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The same edges by source: starts [S + 1], targets [E], and each one's place among the edges [E]."""
-        order = torch.argsort(self.sources, stable=True)
-        counts = torch.bincount(self.sources, minlength=self.source_count)
-        starts = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
-        return starts, self.targets[order], order
+    def _each_target(self) -> torch.Tensor:
+        return torch.repeat_interleave(torch.arange(self.size), self.starts.diff())
 
     @cached_property
     def matrix(self) -> torch.Tensor:
@@ -84,8 +79,11 @@ class Chunk:
 
     @cached_property
     def transposed(self) -> torch.Tensor:
-        """[S, n], the same."""
-        starts, targets, order = self.backward
+        """[S, n], the same: of each source the edges that begin there, in the order of their targets."""
+        order = torch.argsort(self.sources, stable=True)
+        counts = torch.bincount(self.sources, minlength=self.source_count)
+        starts = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
+        targets = self._each_target()[order]  # kept by nobody else: an edge is to take little memory
         return _in_rows(starts, targets, self.weights[order], (self.source_count, self.size))
 
 
