@@ -83,14 +83,14 @@ def _check(found: Mapping[str, torch.Tensor], index: Index, number: int) -> None
             raise Unfit(f"its {name} are {found[name].dtype}, not {kind}")
         if found[name].shape[:1] != (count,) or (found[name].dim() != 1 and name not in ("inputs", "labels")):
             raise Unfit(f"its {name} have the shape {list(found[name].shape)}, and the index says {count} rows")
-    if part.vertices + sum(len(found[f"taken.{q}"]) for q in before) != part.sources:
-        raise Unfit(f"it takes other vertices than the {part.sources} that the index tells of")
     for name, most in {**places, "sources": part.sources}.items():
         rows = found[name]
         if rows.dtype != torch.int64 or rows.dim() != 1:
             raise Unfit(f"its {name} are {rows.dtype} {list(rows.shape)}, not a row of torch.int64")
         if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < most:
             raise Unfit(f"its {name} go from {int(rows.min())} to {int(rows.max())}, and there are {most} rows")
+    if part.vertices + sum(len(found[f"taken.{q}"]) for q in before) != part.sources:
+        raise Unfit(f"it takes other vertices than the {part.sources} that the index tells of")
     starts = found["starts"]
     if int(starts[0]) or int(starts[-1]) != part.edges or bool((starts.diff() < 0).any()):
         raise Unfit(f"its starts do not go up from 0 to its {part.edges} edges")

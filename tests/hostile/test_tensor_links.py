@@ -27,8 +27,12 @@ from tests.integration.test_tensor_workers import job
 
 JOB = job_to_toml(job(steps=10, workers=0))
 SOURCE = ModelSource(job(steps=10, workers=0))
-OFFER = pb.Offer(worker="w0", protocol_version=PROTOCOL_VERSION, fingerprint=SOURCE.fingerprint())
 EDITION = 1
+
+
+def fitting() -> pb.Offer:
+    """What a worker offers that fits. The fingerprint is of this moment: it counts modules that tests have imported."""
+    return pb.Offer(worker="w0", protocol_version=PROTOCOL_VERSION, fingerprint=SOURCE.fingerprint())
 
 
 class Server:
@@ -115,8 +119,7 @@ def test_a_function_goes_on_to_a_server_of_another_job() -> None:
 )
 def test_a_worker_that_does_not_fit_is_refused_in_words(wrong: dict[str, object], why: str) -> None:
     server = Server(0.5)
-    offer = pb.Offer()
-    offer.CopyFrom(OFFER)
+    offer = fitting()
     offer.MergeFrom(pb.Offer(**wrong))  # type: ignore[arg-type]
     if "protocol_version" in wrong:
         offer.protocol_version = PROTOCOL_VERSION + 1
@@ -163,7 +166,7 @@ def _named() -> pb.TensorPiece:
     "said",
     [
         pytest.param(pb.WorkRequest(), id="nothing"),
-        pytest.param(pb.WorkRequest(offer=OFFER), id="another offer"),
+        pytest.param(pb.WorkRequest(offer=fitting()), id="another offer"),
         pytest.param(pb.WorkRequest(failed=pb.TaskFailed(why="\x1b[2J" * 9000)), id="control characters"),
         pytest.param(pb.WorkRequest(no_answer=pb.NoAnswer()), id="no answer, again and again"),
         pytest.param(pb.WorkRequest(answer=_without_digest()), id="no digest"),
@@ -179,7 +182,7 @@ def test_nonsense_for_an_answer_has_the_server_do_its_work_itself(said: pb.WorkR
     requests: queue.SimpleQueue[pb.WorkRequest | None] = queue.SimpleQueue()
     with server.at(0) as port, grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         responses = TensorWorkStub(channel).Work(iter(requests.get, None))
-        requests.put(pb.WorkRequest(offer=OFFER))
+        requests.put(pb.WorkRequest(offer=fitting()))
 
         def peer() -> None:
             try:
