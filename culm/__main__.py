@@ -38,6 +38,7 @@ MODULES = {
     "certs": "certs",
     "checkpoint": "checkpoint",
     "profile": "profile",
+    "chunks": "chunks",
     "simulate": "simulate",
     "plan": "plan",
     "replay": "replay",

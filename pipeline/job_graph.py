@@ -14,7 +14,9 @@ class GraphSection(Section):
     count.
     """
 
-    data: Annotated[Factory, "returns a culm.graphs.Graph"]
+    data: Annotated[
+        Factory, "returns a culm.graphs.Graph; `culm.graphs.readers:chunks` opens one that `culm chunks` has cut"
+    ]
     args: Annotated[Arguments, "what it is called with"] = Field(default={})
     layers: Annotated[Few, "how many layers the model has"]
     chunks: Annotated[

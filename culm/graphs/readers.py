@@ -1,7 +1,7 @@
 """Graphs from files and from torch_geometric: ``data = "culm.graphs.readers:edge_list"``, ``:arrays`` or ``:pyg``.
 
 What is read becomes a ``Graph`` as it is. ``prepare`` says what is done to it then: "gcn" adds each edge's other
-direction, a loop at every vertex and the weights of Kipf and Welling.
+direction, a loop at every vertex and the weights of Kipf and Welling. ``:chunks`` opens what ``culm chunks`` has cut.
 """
 
 import warnings
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from culm.graphs.chunk_folder import ChunkFolder
 from culm.graphs.datasets import split
 from culm.pipeline.errors import JobError
 from culm.pipeline.user_code.graph.graph import Graph
@@ -25,6 +26,11 @@ UNREADABLE = (OSError, ValueError, EOFError, zipfile.BadZipFile)  # what numpy r
 PREPARED = ("gcn", "undirected", "none")
 _TEXT = "write a line for each edge: SOURCE TARGET, or SOURCE TARGET WEIGHT"
 Array = np.ndarray[Any, Any]
+
+
+def chunks(path: str) -> ChunkFolder:
+    """A folder that ``culm chunks`` has written. Raises JobError."""
+    return ChunkFolder(Path(path))
 
 
 def edge_list(

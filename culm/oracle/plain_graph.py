@@ -8,7 +8,7 @@ import torch
 from culm.oracle.plain_evaluation import pair_of
 from culm.oracle.plain_passes import Passes, buffers_of
 from culm.pipeline.job import Job
-from culm.pipeline.user_code.graph.chunks import Chunk, ChunkedGraph
+from culm.pipeline.user_code.graph.chunks import Chunk, Chunks
 from culm.pipeline.user_code.graph.tasks import seeded, task_seed
 from culm.pipeline.user_code.imports import load_callable
 from culm.pipeline.user_code.model import ModelSource
@@ -24,7 +24,7 @@ class GraphPasses:
         self, job: Job, source: ModelSource, model: list[torch.nn.Module], parameters: Sequence[torch.nn.Parameter]
     ) -> None:
         self._job, self._loss, self._model, self._parameters = job, source.loss, model, parameters
-        self._graph: ChunkedGraph = source.dataset()
+        self._graph: Chunks = source.dataset()
         # By epoch, of those that later ones take of: what each layer gave of each chunk, forward and backward.
         self._outputs: dict[int, list[list[torch.Tensor]]] = {}
         self._backs: dict[int, dict[int, list[torch.Tensor | None]]] = {}

@@ -42,7 +42,7 @@ from culm.pipeline.tensors.pytrees import Pytree, mapped
 from culm.pipeline.tensors.values import Value
 from culm.pipeline.ties import Addend
 from culm.pipeline.tree import Block
-from culm.pipeline.user_code.graph.chunks import ChunkedGraph
+from culm.pipeline.user_code.graph.chunks import Chunks
 from culm.pipeline.user_code.model import ModelSource
 from culm.stage_server.compute.auditing import Auditing, state_digest
 from culm.stage_server.compute.copying import try_copying
@@ -50,7 +50,7 @@ from culm.stage_server.compute.device import PASSED, Device, Event, value_here, 
 from culm.stage_server.compute.graph_stage import GraphStage, MakesRuns, in_place
 from culm.stage_server.compute.keeping import Keeping
 from culm.stage_server.compute.layer import HeldLayer, Values
-from culm.stage_server.compute.loading import Loading, Samples, Told
+from culm.stage_server.compute.loading import Loading, Samples, Told, patiently
 from culm.stage_server.compute.loading_ahead import LoadingAhead
 from culm.stage_server.compute.loan import Loan
 from culm.stage_server.compute.merging import Given
@@ -96,7 +96,7 @@ class Compute:
 
     def __init__(self, job: Job, source: ModelSource, device: Device) -> None:
         self._job = job
-        self._graph: ChunkedGraph | None = source.dataset() if job.graph is not None else None
+        self._graph: Chunks | None = source.dataset() if job.graph is not None else None
         # Whoever computes has this lock, where instructions on a graph wait for workers; else one thread does.
         turn = threading.RLock()
         self._turn: AbstractContextManager[object] = turn if job.graph is not None else nullcontext()
@@ -235,6 +235,8 @@ class Compute:
                     continue
                 self._stages[duty] = Stage(self._job, duty.pipeline, layers, first, last, loss, splits, rate)
         self._ranges = ranges
+        if self._graph is not None:
+            self._graph.keep({duty.pipeline for duty in ranges})
         if self._job.resilience.standby == "host":
             computed = {i for held in ranges.values() for i in held}
             for index, layer in self._layers.items():
@@ -275,7 +277,8 @@ class Compute:
 
     def _load(self, load: Load) -> Samples:
         if self._graph is not None:
-            self._graph.chunk(load.pipeline)  # made ahead of the first forward, and kept
+            with self.loading():  # ahead of the first forward; then it is kept
+                patiently(partial(self._graph.chunk, load.pipeline), f"chunk {load.pipeline}")
             return (), ()
         if self._ahead is not None:
             with self.loading():
@@ -330,14 +333,16 @@ class Compute:
         return self._gave(work, runner, value_home(self._device, Value.gradients(gradients)))
 
     def _run_on_graph(self, work: Run[Value], stage: GraphStage) -> Result:
+        duty, op, m = work.instruction
+        if op == "F":
+            self._samples(Load(work.step, duty.pipeline, m))
         if self.aside is not None and self.aside.is_wanted:
             return Result(later=self.aside.start(partial(self._pass_on_graph, work, stage, self.aside.runs)))
         return self._pass_on_graph(work, stage)
 
     def _pass_on_graph(self, work: Run[Value], stage: GraphStage, runs: MakesRuns = in_place) -> Result:
-        duty, op, m = work.instruction
+        duty, op, _ = work.instruction
         if op == "F":
-            self._loaded.pop(Load(work.step, duty.pipeline, m), None)
             given = [torch.as_tensor(operand.output_and_target()[0]) for operand in work.operands]
             output = stage.forward(given, runs)
             return Result(value=None if stage.last else Value.activation(output.requires_grad_(), ()))

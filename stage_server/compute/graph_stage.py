@@ -14,7 +14,7 @@ from culm.pipeline.job import Job
 from culm.pipeline.tensors.lazy import in_memory
 from culm.pipeline.tensors.pytrees import Pytree
 from culm.pipeline.tensors.values import Value
-from culm.pipeline.user_code.graph.chunks import Chunk, ChunkedGraph
+from culm.pipeline.user_code.graph.chunks import Chunk, Chunks
 from culm.pipeline.user_code.graph.layer import Runs
 from culm.pipeline.user_code.graph.passes import Taken, gradient_of, parts_of, sources_of
 from culm.pipeline.user_code.graph.tasks import seeded, task_seed
@@ -37,7 +37,7 @@ class GraphStage:
     def __init__(
         self,
         job: Job,
-        graph: ChunkedGraph,
+        graph: Chunks,
         pipeline: int,
         layer: HeldLayer,
         first: bool,
@@ -79,20 +79,21 @@ class GraphStage:
 
         Returns the new values of the chunk's vertices, [n, k], at the last layer its loss; detached.
         """
-        layer, before = self.layers[0], self._graph.neighbours.before[self._pipeline]
+        # Asked for once: while a worker computes, a plan may take the chunk from here, which is let go of then.
+        layer, chunk, before = self.layers[0], self.chunk, self._graph.neighbours.before[self._pipeline]
         if self.first:
-            x = self.chunk.inputs
+            x = chunk.inputs
         else:
-            x = sources_of(self.chunk, dict(zip(before, given, strict=True))).requires_grad_()
+            x = sources_of(chunk, dict(zip(before, given, strict=True))).requires_grad_()
         begun, step = self._round, self._step
         run = runs(layer.index, partial(task_seed, self._job.job.seed, step, self._pipeline, layer.index))
-        output: torch.Tensor = layer.module(self.chunk, x, run)
+        output: torch.Tensor = layer.module(chunk, x, run)
         told: tuple[float, ...] = ()
         if self.last:
             values = output
-            output, counts = taken(self._loss(values, self.chunk), self._job)
+            output, counts = taken(self._loss(values, chunk), self._job)
             refuse_loss(output, values)
-            measured = self._metrics.numbers(values, self.chunk, self.chunk.size)
+            measured = self._metrics.numbers(values, chunk, chunk.size)
             told = (*tally_of(output, counts), *measured, self._learning_rate(step))
         if begun == self._round:
             self._taken, self._told = Taken(x, output), told
@@ -105,7 +106,7 @@ class GraphStage:
         """
         assert self._taken is not None, "the backward has no forward"
         (x, output), self._taken = self._taken, None
-        begun = self._round
+        begun, chunk = self._round, self.chunk
         if self.last:
             gradient = torch.ones_like(output)
         else:
@@ -121,7 +122,7 @@ class GraphStage:
                 parameter.grad = in_memory(each) if each is not None else None
         if of_x is None:
             return {}
-        return parts_of(self.chunk, self._graph.neighbours.before[self._pipeline], of_x)
+        return parts_of(chunk, self._graph.neighbours.before[self._pipeline], of_x)
 
     def accumulated(self, count: int) -> Value | None:
         """Nothing is shipped: peers hold the layer."""

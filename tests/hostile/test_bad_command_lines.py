@@ -15,7 +15,7 @@ from tests.hostile.commands import ROOT, in_process
 from tests.hostile.test_bad_jobs import job_with
 
 NOWHERE = "127.0.0.1:9"  # where nobody listens
-REPLACED = {"JOB": "job.toml", "TRACE": "trace.csv"}
+REPLACED = {"JOB": "job.toml", "GRAPH": "graph.toml", "TRACE": "trace.csv"}
 
 Case = tuple[str, str]  # the command line, and what the line says of it
 
@@ -172,6 +172,25 @@ OTHERS: dict[str, Case] = {
     "a role of certificates that is none": ("certs issue c --role viwer", "did you mean viewer?"),
     "a certificate's node with a path": ("certs issue nowhere --role stage --node ../x", "not a valid name"),
     "no authority": ("certs issue nowhere --role viewer", "no authority"),
+    "chunks of no graph": ("chunks JOB folder", "no graph to cut"),
+    "chunks of a job that is not there": ("chunks nowhere.toml folder", "No such file"),
+    "chunks into no folder": ("chunks GRAPH", "FOLDER"),
+    "chunks into a folder that has something in it": ("chunks GRAPH .", "has something in it"),
+    "chunks into a file": ("chunks GRAPH binary", "is not a folder"),
+    "chunks into a folder whose parent is not there": ("chunks GRAPH a/b", "make that one first"),
+    "chunks of chunks": (
+        "chunks GRAPH folder --set graph.data=culm.graphs.readers:chunks",
+        "a folder of chunks already",
+    ),
+    "more chunks than vertices": ("chunks GRAPH folder --set graph.chunks=9", "graph.chunks"),
+    "a run from a folder that is not there": (
+        "run GRAPH --set graph.data=culm.graphs.readers:chunks --set \"graph.args={path='nowhere'}\"",
+        "nowhere is not there",
+    ),
+    "a run from a folder of other things": (
+        "run GRAPH --set graph.data=culm.graphs.readers:chunks --set \"graph.args={path='.'}\"",
+        "has no index.json",
+    ),
     "rounds 0": ("profile JOB --rounds 0", "--rounds"),
     "a profile to a folder that is not there": ("profile JOB --out a/b", "make the folder first"),
     "a trace that is not there": ("simulate --trace nowhere.csv", "cannot be read"),
@@ -274,6 +293,23 @@ SERVICES: dict[str, Case] = {
     "a stage's seconds to connect": ("stage --connect-timeout -1", "--connect-timeout"),
     "nobody there: stage": (f"stage --coordinator {NOWHERE} --connect-timeout 0.1", NOWHERE),
 }
+GRAPH = """
+[job]
+name = "graph"
+steps = 3
+[graph]
+data = "culm.graphs.datasets:blocks"
+args = { vertices = 8 }
+layers = 1
+chunks = 2
+[model]
+layers = "culm.graphs:gcn"
+args = { sizes = [16, 4] }
+[train]
+loss = "culm.graphs:cross_entropy"
+optimizer = "torch.optim:SGD"
+optimizer_args = { lr = 0.1 }
+"""
 
 CASES = GENERAL | RUN | OTHERS | SERVICES
 
@@ -307,6 +343,7 @@ VARIABLES = {
 
 def folder_with_files(folder: Path) -> Path:
     (folder / "job.toml").write_text(tomli_w.dumps(job_with({})))
+    (folder / "graph.toml").write_text(GRAPH)
     (folder / "trace.csv").write_text("0,add,a\n0,add,b\n0,add,c\n3600000,remove,a\n")
     (folder / "binary").write_bytes(b"\xff\xfe\x00\x01" * 20)
     (folder / "text.gz").write_text("this is no gzip")

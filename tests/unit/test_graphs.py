@@ -183,7 +183,7 @@ def test_the_code_on_the_page_trains(tmp_path: Path, monkeypatch: pytest.MonkeyP
     text = PAGE.read_text()
     (tmp_path / "of_the_page.py").write_text("".join(re.findall(r"```python\n(.*?)```", text, re.S)))
     monkeypatch.syspath_prepend(tmp_path)
-    whole, _ = re.findall(r"```toml\n(.*?)```", text, re.S)
+    whole, *_ = re.findall(r"```toml\n(.*?)```", text, re.S)
     changes = {
         "job.steps": 20,
         "graph.data": "of_the_page:circle",

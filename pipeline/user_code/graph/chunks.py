@@ -13,10 +13,10 @@
 # So a vertex's neighbours are added in one order.
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 import xxhash
@@ -67,15 +67,10 @@ class Chunk:
     @cached_property
     def targets(self) -> torch.Tensor:
         """The row of each edge's target. int64 [E]"""
-        return torch.repeat_interleave(torch.arange(self.size), self.starts.diff())
+        return self._each_target()
 
-    @cached_property
-    def backward(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The same edges by source: starts [S + 1], targets [E], and each one's place among the edges [E]."""
-        order = torch.argsort(self.sources, stable=True)
-        counts = torch.bincount(self.sources, minlength=self.source_count)
-        starts = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
-        return starts, self.targets[order], order
+    def _each_target(self) -> torch.Tensor:
+        return torch.repeat_interleave(torch.arange(self.size), self.starts.diff())
 
     @cached_property
     def matrix(self) -> torch.Tensor:
@@ -84,8 +79,11 @@ class Chunk:
 
     @cached_property
     def transposed(self) -> torch.Tensor:
-        """[S, n], the same."""
-        starts, targets, order = self.backward
+        """[S, n], the same: of each source the edges that begin there, in the order of their targets."""
+        order = torch.argsort(self.sources, stable=True)
+        counts = torch.bincount(self.sources, minlength=self.source_count)
+        starts = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
+        targets = self._each_target()[order]  # kept by nobody else: an edge is to take little memory
         return _in_rows(starts, targets, self.weights[order], (self.source_count, self.size))
 
 
@@ -95,8 +93,33 @@ def _in_rows(starts: torch.Tensor, columns: torch.Tensor, values: torch.Tensor, 
         return torch.sparse_csr_tensor(starts, columns, values, size, check_invariants=False)
 
 
+class Chunks(Protocol):
+    """A graph's chunks, wherever they lie. As a dataset its samples are ``(features, labels)`` of each, in order."""
+
+    @property
+    def contents(self) -> str:
+        """A hash of the whole graph and of its chunks: nodes compare it, beside some of the samples (rule 23)."""
+
+    @property
+    def neighbours(self) -> Neighbours:
+        """Which chunks have edges into which."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, number: int) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+    def chunk(self, number: int) -> Chunk:
+        """It is made, or read, when it is first asked for, and kept. Raises JobError where it cannot be read."""
+
+    def rows(self, taker: int, of: int) -> torch.Tensor:
+        """Which rows of a chunk's output another chunk takes; of its own it takes all. int64"""
+
+    def keep(self, numbers: Collection[int]) -> None:
+        """Lets go of what is kept of all other chunks."""
+
+
 class ChunkedGraph:
-    """A graph's chunks. As a dataset its samples are ``(features, labels)`` of each chunk, in order."""
+    """The chunks of a graph that lies in memory, which makes them."""
 
     def __init__(self, graph: Graph, chunks: int, partitioner: str = "range") -> None:
         """Raises JobError where there are more chunks than vertices."""
@@ -129,7 +152,6 @@ class ChunkedGraph:
 
     @cached_property
     def contents(self) -> str:
-        """A hash of the whole graph and of its chunks: nodes compare it, beside some of the samples (rule 23)."""
         graph, digest = self.graph, xxhash.xxh3_128()
         parts = (graph.sources, graph.targets, graph.weights, graph.features, graph.labels)
         for part in (*parts, graph.train, graph.valid, graph.test, self._chunk_of):
@@ -140,14 +162,12 @@ class ChunkedGraph:
         return digest.hexdigest()
 
     def chunk(self, number: int) -> Chunk:
-        """It is made once, and kept."""
         if number not in self._made:
             self._made[number] = self._make(number)
         return self._made[number]
 
     @cached_property
     def neighbours(self) -> Neighbours:
-        """Which chunks have edges into which."""
         count = len(self)
         pairs = self._chunk_of[self.graph.targets] * count + self._chunk_of[self.graph.sources]
         linked = torch.unique(pairs).tolist()
@@ -157,7 +177,6 @@ class ChunkedGraph:
         return Neighbours(tuple(tuple(sorted(of)) for of in before))
 
     def rows(self, taker: int, of: int) -> torch.Tensor:
-        """Which rows of a chunk's output another chunk takes; of its own it takes all."""
         if taker == of:
             return torch.arange(len(self._vertices[of]))
         if taker in self._made:
@@ -166,6 +185,10 @@ class ChunkedGraph:
             sources = self.graph.sources[self._edges_into(taker)]
             self._rows[taker, of] = torch.unique(self._row[sources[self._chunk_of[sources] == of]])
         return self._rows[taker, of]
+
+    def keep(self, numbers: Collection[int]) -> None:
+        self._made = {number: made for number, made in self._made.items() if number in numbers}
+        self._rows = {pair: rows for pair, rows in self._rows.items() if pair[1] in numbers}
 
     def _edges_into(self, number: int) -> torch.Tensor:
         first = sum(self._counts[:number])
@@ -188,7 +211,6 @@ class ChunkedGraph:
             if other != number
         }
         starts = torch.cat([torch.zeros(1, dtype=torch.int64), torch.bincount(rows, minlength=len(vertices)).cumsum(0)])
-        nobody = torch.zeros(len(vertices), dtype=torch.bool)
         return Chunk(
             number=number,
             vertices=vertices,
@@ -199,6 +221,10 @@ class ChunkedGraph:
             inputs=graph.features[torch.cat([vertices, *(self._vertices[q][rows] for q, (rows, _) in taken.items())])],
             labels=graph.labels[vertices],
             train=graph.train[vertices],
-            valid=graph.valid[vertices] if graph.valid is not None else nobody,
-            test=graph.test[vertices] if graph.test is not None else nobody,
+            valid=_mask(graph.valid, vertices),
+            test=_mask(graph.test, vertices),
         )
+
+
+def _mask(of: torch.Tensor | None, vertices: torch.Tensor) -> torch.Tensor:
+    return of[vertices] if of is not None else torch.zeros(len(vertices), dtype=torch.bool)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from culm.pipeline.tensors.lazy import in_memory
-from culm.pipeline.user_code.graph.chunks import Chunk, ChunkedGraph
+from culm.pipeline.user_code.graph.chunks import Chunk, Chunks
 
 
 class Taken(NamedTuple):
@@ -24,9 +24,7 @@ def sources_of(chunk: Chunk, given: Mapping[int, torch.Tensor]) -> torch.Tensor:
     return torch.cat([given[chunk.number], *(given[q].index_select(0, rows) for q, (rows, _) in chunk.taken.items())])
 
 
-def gradient_of(
-    graph: ChunkedGraph, number: int, given: Mapping[int, torch.Tensor], like: torch.Tensor
-) -> torch.Tensor:
+def gradient_of(graph: Chunks, number: int, given: Mapping[int, torch.Tensor], like: torch.Tensor) -> torch.Tensor:
     """The gradient of a chunk's output: of all chunks after it, added in their order. ``like``: that output."""
     total = torch.zeros_like(like)
     for q in graph.neighbours.after[number]:
