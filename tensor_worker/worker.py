@@ -17,7 +17,8 @@ from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job, parse_job
 from culm.pipeline.log_lines import last_line
 from culm.pipeline.rpc.channel import details
-from culm.pipeline.rpc.tls import open_channel
+from culm.pipeline.rpc.located import located
+from culm.pipeline.rpc.tls import open_channel, why_silent
 from culm.pipeline.tensors.digests import Corrupted
 from culm.pipeline.user_code.graph.layer import GraphLayer
 from culm.pipeline.user_code.graph.tasks import Task, do
@@ -58,31 +59,41 @@ class TensorWorker:
         self._kept: dict[str, ServerLink] = {}  # the server of the last invocation
         self._wrong: JobError | None = None
         self._ended = threading.Event()
+        self._heard = time.monotonic()  # when the coordinator last answered
         self.tasks = 0
         self.seconds = 0.0  # that tasks have taken, from their arrival to their answer
 
     def run(self) -> int:
         """Until the run is over, its coordinator is gone for too long, or ``stop``."""
-        heard = time.monotonic()
-        with open_channel(self._settings.coordinator, "stage") as channel:
-            stub = CoordinatorStub(channel)
-            while not self._ended.is_set():
-                try:
-                    status = stub.GetStatus(coordinator_pb2.GetStatusRequest(), timeout=10.0)
-                except grpc.RpcError as error:
-                    if time.monotonic() - heard > self._settings.connect_timeout:
-                        last_line("tensor-worker", f"{self._settings.coordinator} does not answer: {details(error)}")
-                        return 1
-                else:
-                    heard = time.monotonic()
-                    if status.phase in ENDED:
-                        break
-                    self._work_for({node.address for node in status.nodes})
-                if self._wrong is not None:
-                    last_line("tensor-worker", str(self._wrong))
-                    return 2
-                self._ended.wait(ASK_SECONDS)
-        log.info("this worker ends after %d tasks in %.1f s", self.tasks, self.seconds)
+        code = None
+        while code is None and not self._ended.is_set():
+            address = located(self._settings.coordinator)
+            with open_channel(address, "coordinator") as channel:
+                code = self._follow(CoordinatorStub(channel), address)
+        if not code:
+            log.info("this worker ends after %d tasks in %.1f s", self.tasks, self.seconds)
+        return code or 0
+
+    def _follow(self, stub: CoordinatorStub, address: str) -> int | None:
+        """Works for the servers that the coordinator tells of. The exit code; None where it does not answer."""
+        while not self._ended.is_set():
+            try:
+                status = stub.GetStatus(coordinator_pb2.GetStatusRequest(), timeout=10.0)
+            except grpc.RpcError as error:
+                if time.monotonic() - self._heard <= self._settings.connect_timeout:
+                    self._ended.wait(ASK_SECONDS)
+                    return None
+                why = why_silent(address, "coordinator") or details(error)
+                last_line("tensor-worker", f"no coordinator answers at {self._settings.coordinator}: {why}")
+                return 2
+            self._heard = time.monotonic()
+            if status.phase in ENDED:
+                return 0
+            self._work_for({node.address for node in status.nodes})
+            if self._wrong is not None:
+                last_line("tensor-worker", str(self._wrong))
+                return 2
+            self._ended.wait(ASK_SECONDS)
         return 0
 
     def work_for(self, asked: Asked) -> dict[str, float]:

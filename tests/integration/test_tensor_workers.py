@@ -71,7 +71,7 @@ class OnceWorkersAreThere:
         self._paused = 0.0
 
     def __call__(self, cluster: LocalCluster, status: pb.GetStatusResponse) -> None:
-        with open_channel(cluster.address, "operator") as channel:
+        with open_channel(cluster.address, "coordinator") as channel:
             stub = CoordinatorStub(channel)
             if self._state == "before" and status.step >= 1:
                 stub.Pause(pb.PauseRequest())

@@ -19,6 +19,7 @@ from culm.pipeline.job import load_job
 from culm.protos import coordinator_pb2 as pb
 from culm.protos.coordinator_pb2_grpc import CoordinatorStub
 from culm.ui.source import Live
+from tests.integration.test_tensor_workers import OnceWorkersAreThere, tasks_done
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -83,11 +84,13 @@ def test_who_is_refused_is_told_why_and_disturbs_nothing(
     shutil.copytree(certificates, expired)
     issue(expired, "stage", "stage", -0.001)
     stage = ("stage", "--coordinator", address, "--connect-timeout", "2", "--notices", "none")
+    worker = ("tensor-worker", "--coordinator", address, "--connect-timeout", "2")
     tried = {
         "the role viewer; Attend needs the role stage": (stage, certificates / "viewer"),
         "with TLS alone: set CULM_TLS_DIR to a folder of certificates": (stage, None),
         "is not of the authority in": (stage, stranger / "stage"),
         "the certificate expired on": (stage, expired / "stage"),
+        "with TLS alone: set CULM_TLS_DIR to a folder": (worker, None),
     }
     with ThreadPoolExecutor(len(tried)) as at_once:
         refused = {why: at_once.submit(culm, *words, certificates=shown) for why, (words, shown) in tried.items()}
@@ -111,6 +114,17 @@ def test_who_is_refused_is_told_why_and_disturbs_nothing(
     # Of one caller a line a second: what is refused right after the Drain is only counted.
     for why in ("the role viewer; Attend needs the role stage", "the role viewer; Drain"):
         assert why in log
+
+
+def test_a_tensor_worker_reaches_the_coordinator_and_the_servers_by_tls(certificates: Path, tmp_path: Path) -> None:
+    job = load_job(EXAMPLES / "blocks.toml", ["graph.servers=1", "graph.workers=1"])
+    roles = {"coordinator": "coordinator", "n0": "stage", "w0": "stage"}
+    environments = {name: {"CULM_TLS_DIR": str(certificates / role)} for name, role in roles.items()}
+    once_there = OnceWorkersAreThere(tmp_path / "run", links=1)
+    with LocalCluster(job, EXAMPLES, 1, folder=tmp_path / "run", environments=environments) as cluster:
+        outcome = train(cluster, lambda status, events, outcome: once_there(cluster, status))
+    assert tasks_done(tmp_path / "run") > 0
+    assert outcome.sha256 == run_plain(job).sha256
 
 
 def test_a_stage_is_no_coordinator(cluster: LocalCluster, certificates: Path) -> None:
