@@ -19,6 +19,7 @@ CHANGES = (f"job.steps={STEPS}", "model.args.width=96", "model.args.depth=6")
 SAFE = {"0": 0.0, "1": 0.0, "2": 0.0, "3": 0.0}
 ONE_PIPELINE, GRID = "examples/stdlib_gpt.toml", "examples/stdlib_gpt_grid.toml"
 GRAPH, GRAPH_CHANGES = "examples/blocks.toml", ("graph.args.vertices=20000",)
+EPOCHS = 1000  # as with STEPS, but an epoch takes a tenth of a second
 HERE = Path(__file__).parent
 
 
@@ -44,7 +45,7 @@ def graph() -> Iterator[Project]:
         docker("image", "inspect", *IMAGES)
     except (EngineError, FileNotFoundError) as error:
         pytest.skip(f"no engine with the images: {error}")
-    project = Project("culm-graph", [HERE / "graph.yml"], {"STEPS": str(STEPS), "CULM_JOB": GRAPH, "CULM_NODES": "2"})
+    project = Project("culm-graph", [HERE / "graph.yml"], {"STEPS": str(EPOCHS), "CULM_JOB": GRAPH, "CULM_NODES": "2"})
     try:
         project.up("redis", "coordinator", "stage", "tensor-worker")
         yield project
@@ -119,7 +120,7 @@ def test_workers_and_a_server_of_a_graph_are_killed_and_not_a_bit_changes(graph:
     docker("start", server)
     graph.until(lambda s: bool(s["phase"] == "done"))
     assert [event["kind"] for event in graph.events()].count("lost") == 1
-    assert graph.weights() == graph.plain_weights(GRAPH, (f"job.steps={STEPS}", *GRAPH_CHANGES))
+    assert graph.weights() == graph.plain_weights(GRAPH, (f"job.steps={EPOCHS}", *GRAPH_CHANGES))
 
 
 def test_a_node_that_dies_comes_back_by_itself_and_nobody_sees_more_than_it_must(cluster: Project) -> None:
