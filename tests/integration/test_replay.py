@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from culm.__main__ import main
-from culm.commands.replay import ended_before
+from culm.local.played_market import ended_before
 from culm.simulator.markets.trace import Change, write_trace
 
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "digits_mlp.toml")
