@@ -80,7 +80,9 @@ def read_kinds(arguments: argparse.Namespace) -> tuple[Kind, ...]:
     kinds = tuple(_kind(text, arguments.prices, hazards) for text in arguments.machine)
     names = [kind.name for kind in kinds]
     if len(kinds) > MOST_KINDS or len(set(names)) < len(names):
-        raise JobError("the same type twice, or too many", "--machine", f"give up to {MOST_KINDS} types, each once")
+        raise JobError(
+            "a type is there twice, or there are too many", "--machine", f"give up to {MOST_KINDS} types, each once"
+        )
     return kinds
 
 
