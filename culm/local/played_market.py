@@ -9,7 +9,7 @@
 #          first machines are paid    the market's other changes are counted from here
 #
 # How long processes take to start depends on the machine, so it is measured beforehand as the layers are: a rehearsal
-# starts the same run, and then one more node.
+# starts the same run a few times, and then one more node.
 
 import os
 import sys
@@ -42,6 +42,7 @@ from culm.terminal.progress import counted
 
 POLL_SECONDS = 0.02
 LOOK_SECONDS = 0.5  # between two looks at the status
+REHEARSALS = 3  # starts, of which the median counts
 PATIENCE = 120.0  # seconds until the first plan, or until another node is there
 # Loopback is faster than any link. How long starts take is measured (``rehearsed``), and the rest is as in Cluster.
 LOCAL = Cluster(starts_up=0.5, bytes_per_second=1e9)
@@ -210,12 +211,17 @@ def rehearsed(job: Job, folder: Path, nodes: int, cluster: Cluster = LOCAL) -> C
     """The cluster with how long starts take on this machine: of the whole run, and of one node that comes later."""
     # The first start of all imports torch as well, and those after it find that done.
     nursery.wait(nursery.begin(["--version"], Path(os.devnull), os.environ))
+    waited = []
+    for _ in range(REHEARSALS - 1):
+        with _running(job, folder, nodes, {}) as run:
+            waited.append(run.waited)
     with _running(job, folder, nodes, {}) as run:
+        waited.append(run.waited)
         run.local.add(f"n{nodes}")
         added = time.time()
         _until(run, lambda: len(run.events("joined")) > nodes, "another node has not joined")
         joined = run.events("joined")[nodes].time - added
-    return replace(cluster, launches=run.waited, starts_up=max(0.0, joined))
+    return replace(cluster, launches=median(waited), starts_up=max(0.0, joined))
 
 
 @dataclass(frozen=True, slots=True)
