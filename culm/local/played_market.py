@@ -12,6 +12,7 @@
 # starts the same run a few times, and then one more node.
 
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -211,17 +212,22 @@ def rehearsed(job: Job, folder: Path, nodes: int, cluster: Cluster = LOCAL) -> C
     """The cluster with how long starts take on this machine: of the whole run, and of one node that comes later."""
     # The first start of all imports torch as well, and those after it find that done.
     nursery.wait(nursery.begin(["--version"], Path(os.devnull), os.environ))
-    waited = []
-    for _ in range(REHEARSALS - 1):
-        with _running(job, folder, nodes, {}) as run:
-            waited.append(run.waited)
+    waited = [_rehearsed(job, folder, nodes)[0] for _ in range(REHEARSALS - 1)]
+    last, joined = _rehearsed(job, folder, nodes, adds=True)
+    return replace(cluster, launches=median([*waited, last]), starts_up=max(0.0, joined))
+
+
+def _rehearsed(job: Job, folder: Path, nodes: int, adds: bool = False) -> tuple[float, float]:
+    """Seconds until the first plan, and with ``adds`` until another node has joined."""
+    joined = 0.0
     with _running(job, folder, nodes, {}) as run:
-        waited.append(run.waited)
-        run.local.add(f"n{nodes}")
-        added = time.time()
-        _until(run, lambda: len(run.events("joined")) > nodes, "another node has not joined")
-        joined = run.events("joined")[nodes].time - added
-    return replace(cluster, launches=median(waited), starts_up=max(0.0, joined))
+        if adds:
+            run.local.add(f"n{nodes}")
+            added = time.time()
+            _until(run, lambda: len(run.events("joined")) > nodes, "another node has not joined")
+            joined = run.events("joined")[nodes].time - added
+    shutil.rmtree(run.local.folder)  # of one that fails the logs stay
+    return run.waited, joined
 
 
 @dataclass(frozen=True, slots=True)
