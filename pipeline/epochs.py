@@ -9,7 +9,9 @@ def epoch_of(status: pb.GetStatusResponse, step: int) -> float | None:
 
 
 def in_words(status: pb.GetStatusResponse, step: int) -> str:
-    """Such as ``epoch 1.53, 3.1 M tokens``: what is known of it."""
+    """Such as ``epoch 1.53, 3.1 M tokens``: what is known of it. Of a graph nothing: its steps are epochs."""
+    if status.graph.chunks:
+        return ""
     epoch, tokens = epoch_of(status, step), step * status.tokens_per_step
     known = [f"epoch {epoch:.2f}" if epoch is not None else "", f"{_large(tokens)} tokens" if tokens else ""]
     return ", ".join(filter(None, known))

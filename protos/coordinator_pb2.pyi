@@ -2490,6 +2490,7 @@ class GetCostResponse(_message.Message):
     FORECAST_FIELD_NUMBER: _builtins.int
     ONE_MORE_FIELD_NUMBER: _builtins.int
     ONE_LESS_FIELD_NUMBER: _builtins.int
+    CHUNKS_FIELD_NUMBER: _builtins.int
     as_of: _builtins.float
     """Unix time, seconds: until when the figures count."""
     dollars: _builtins.float
@@ -2519,6 +2520,8 @@ class GetCostResponse(_message.Message):
     worker_dollars: _builtins.float
     """Of tensor workers, part of dollars, and the gigabytes (2**30 bytes) times seconds that they are billed by."""
     worker_gigabyte_seconds: _builtins.float
+    chunks: _builtins.int
+    """Of the graph that the run trains on, each one sample of a step; 0: it trains on none."""
     @_builtins.property
     def dollars_by_use(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """By what the machines did: forward, backward, redundant, apply, bubble, idle; other: not reported, such as starting."""
@@ -2570,10 +2573,11 @@ class GetCostResponse(_message.Message):
         forecast: Global___Forecast | None = ...,
         one_more: Global___NodeChange | None = ...,
         one_less: Global___NodeChange | None = ...,
+        chunks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["forecast", b"forecast", "one_less", b"one_less", "one_more", b"one_more"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of", b"as_of", "checkpoint_dollars", b"checkpoint_dollars", "checkpoint_seconds", b"checkpoint_seconds", "crossing_bytes", b"crossing_bytes", "dollars", b"dollars", "dollars_by_use", b"dollars_by_use", "dollars_per_hour", b"dollars_per_hour", "dollars_per_million_tokens", b"dollars_per_million_tokens", "dollars_per_thousand_samples", b"dollars_per_thousand_samples", "done", b"done", "fixed_dollars", b"fixed_dollars", "forecast", b"forecast", "interruptions", b"interruptions", "nodes", b"nodes", "on_demand_dollars", b"on_demand_dollars", "one_less", b"one_less", "one_more", b"one_more", "samples", b"samples", "seconds", b"seconds", "tokens", b"tokens", "transfer_dollars", b"transfer_dollars", "unpriced", b"unpriced", "useful_seconds", b"useful_seconds", "value", b"value", "worker_dollars", b"worker_dollars", "worker_gigabyte_seconds", b"worker_gigabyte_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of", b"as_of", "checkpoint_dollars", b"checkpoint_dollars", "checkpoint_seconds", b"checkpoint_seconds", "chunks", b"chunks", "crossing_bytes", b"crossing_bytes", "dollars", b"dollars", "dollars_by_use", b"dollars_by_use", "dollars_per_hour", b"dollars_per_hour", "dollars_per_million_tokens", b"dollars_per_million_tokens", "dollars_per_thousand_samples", b"dollars_per_thousand_samples", "done", b"done", "fixed_dollars", b"fixed_dollars", "forecast", b"forecast", "interruptions", b"interruptions", "nodes", b"nodes", "on_demand_dollars", b"on_demand_dollars", "one_less", b"one_less", "one_more", b"one_more", "samples", b"samples", "seconds", b"seconds", "tokens", b"tokens", "transfer_dollars", b"transfer_dollars", "unpriced", b"unpriced", "useful_seconds", b"useful_seconds", "value", b"value", "worker_dollars", b"worker_dollars", "worker_gigabyte_seconds", b"worker_gigabyte_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from culm.ui.counting import of_chunks
+from culm.pipeline.counting import of_chunks
 from culm.ui.history import History
 from culm.ui.incidents import Incident
 

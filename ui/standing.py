@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 from datetime import UTC, tzinfo
 
+from culm.pipeline.counting import STEPS
 from culm.pipeline.epochs import in_words
 from culm.pipeline.money.example_prices import WORDS as EXAMPLE_PRICES
 from culm.pipeline.money.example_prices import at_example_prices
 from culm.protos import coordinator_pb2 as pb
-from culm.ui.counting import STEPS, counting, price_of
+from culm.ui.counting import counting
 from culm.ui.look import Look
 from culm.ui.words import counted, moment, money, seconds_left, span
 
@@ -145,7 +146,7 @@ def result(look: Look, zone: tzinfo = UTC) -> list[tuple[str, str]]:
     known = has_price(cost)
     parts = [f"{money(cost.dollars)} in all{_made_up(cost)}" if known else "no price is known"]
     if known and cost.samples:
-        parts.append(f"{money(price_of(cost, of))} for {of.priced}")
+        parts.append(f"{money(of.price(cost.dollars_per_thousand_samples))} for {of.priced}")
     if known and cost.tokens:
         parts.append(f"{money(cost.dollars_per_million_tokens)} for a million tokens")
     found.append(("cost", ", ".join(parts)))

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import grpc
 
+from culm.pipeline.counting import of_chunks
 from culm.pipeline.errors import JobError
 from culm.pipeline.money.codec import Reader, of_lines
 from culm.pipeline.money.example_prices import WORDS as EXAMPLE_PRICES
@@ -102,6 +103,7 @@ def as_json(figures: pb.GetCostResponse) -> dict[str, object]:
 
 def in_words(figures: pb.GetCostResponse) -> list[str]:
     """The figures, a line each. A figure that is not known is left out."""
+    of = of_chunks(figures.chunks)
     hour = f"${figures.dollars_per_hour:.4f} an hour"
     lines = [f"so far          ${figures.dollars:.4f}, now {hour}"]
     if figures.done:  # its nodes may stay for their weights, at a price; others may have gone long ago
@@ -109,11 +111,11 @@ def in_words(figures: pb.GetCostResponse) -> list[str]:
     if at_example_prices(figures.nodes):
         lines.append(f"{EXAMPLE_PRICES}  made up, for trying Culm on one machine: nobody pays them")
     if figures.samples:
-        lines.append(f"1,000 samples   ${figures.dollars_per_thousand_samples:.5f}")
+        lines.append(f"{of.priced:15} ${of.price(figures.dollars_per_thousand_samples):.5f}")
     if figures.tokens:
         lines.append(f"million tokens  ${figures.dollars_per_million_tokens:.4f}")
     if figures.value:
-        lines.append(f"value           {figures.value:.3f} samples/s for $1 an hour")
+        lines.append(f"value           {figures.value / of.samples:.3f} {of.trained}/s for $1 an hour")
     if figures.seconds:
         goodput = figures.useful_seconds / figures.seconds
         lines.append(f"goodput         {goodput:.2%} of {figures.seconds:.0f} s")

@@ -12,12 +12,14 @@ from typing import TextIO
 
 from culm.coordinator.edges.tracking import refuse_missing
 from culm.pipeline import default_ports
+from culm.pipeline.counting import of_chunks
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job, load_job
 from culm.pipeline.text import shown_url
 from culm.protos import coordinator_pb2 as pb
 from culm.terminal import flags, interrupts
 from culm.terminal.outcome import Outcome
+from culm.terminal.unsaved import unsaved
 
 
 def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -184,6 +186,8 @@ def run(arguments: argparse.Namespace) -> int:
     kills = [parse_kill(text, count, job) for text in arguments.kill]
     refuse_taken(arguments.coordinator_address, "--coordinator-address")
     check_files(job, arguments.resume, arguments.allow, arguments.new_run)
+    if said := unsaved(job, here=True):
+        print(said, file=sys.stderr)
     nursery.warm_up()
     try_out(job)
     from culm.local.training import train
@@ -233,9 +237,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(outcome.as_json()))
         return code
-    rate = job.samples_per_step * len(outcome.losses) / outcome.seconds
+    of = of_chunks(job.graph.chunks if job.graph is not None else 0)
+    rate = of.speed(job.samples_per_step * len(outcome.losses) / outcome.seconds)
     loss = f", loss {outcome.losses[-1]:.4f}" if outcome.losses else ""
-    print(f"{len(outcome.losses)} steps in {outcome.seconds:.1f} s, {rate:.0f} samples/s{loss}")
+    print(f"{len(outcome.losses)} {of.step}s in {outcome.seconds:.1f} s, {rate}{loss}")
     if outcome.stopped_early:
         print(outcome.stopped_early)
     if outcome.evaluations:

@@ -7,6 +7,7 @@ import math
 import grpc
 
 from culm.commands.cost import forecast_lines
+from culm.pipeline.counting import of_chunks
 from culm.pipeline.epochs import epoch_of, in_words
 from culm.pipeline.errors import JobError
 from culm.pipeline.instruction import Duty
@@ -137,10 +138,12 @@ def status(arguments: argparse.Namespace) -> int:
 
     loss = "-" if math.isnan(response.loss) else f"{response.loss:.4f}"
     print(f"{response.job}: {_phase(response)}")
-    speed, money = f"{response.samples_per_second:.0f} samples/s", f"${response.cost:.4f} so far"
+    of = of_chunks(response.graph.chunks)
+    speed, money = of.speed(response.samples_per_second), f"${response.cost:.4f} so far"
     if at_example_prices(response.nodes):
         money += f", {EXAMPLE_PRICES}"
-    told = [f"step {response.step}/{response.steps}", in_words(response, response.step), f"loss {loss}", speed, money]
+    done = f"{of.step} {response.step}/{response.steps}"
+    told = [done, in_words(response, response.step), f"loss {loss}", speed, money]
     print("  ".join(filter(None, told)))
     for line in forecast_lines(cost) if response.phase in ("running", "paused") else ():
         print(line)

@@ -24,11 +24,7 @@ from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job
 from culm.terminal import flags, interrupts
 from culm.terminal.asides import aside
-
-NO_CHECKPOINT = (
-    "the job has no [checkpoint] section: if all nodes that hold a stage go at once, every step so far is lost, and "
-    'the run begins again at step 0; add the section, with every = N and url = "s3://..." or a folder that all share'
-)
+from culm.terminal.unsaved import unsaved
 
 
 def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -131,9 +127,8 @@ def _say_beforehand(arguments: argparse.Namespace, job: Job, name: str) -> None:
         mend = f"say --cluster {name} with culm status and its like, or choose a port with --coordinator-address"
         what = f"port {port} is taken by {by}, so the coordinator will listen at another one; {mend}"
         print(what, file=sys.stderr)
-    # What runs on this machine alone is a trial, or loses all copies with the machine. Machines are taken in bulk.
-    if arguments.on != LOCAL and job.checkpoint is None and not arguments.json:
-        print(NO_CHECKPOINT, file=sys.stderr)
+    if (said := unsaved(job, here=arguments.on == LOCAL)) and not arguments.json:
+        print(said, file=sys.stderr)
 
 
 def _is_taken_back(engine: Engine, folder: Path, name: str) -> bool:

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from culm.pipeline.counting import of_chunks
 from culm.pipeline.epochs import in_words
 from culm.protos import coordinator_pb2 as pb
 from culm.terminal.outcome import DONE, Outcome
@@ -80,10 +81,11 @@ class Lines:
                 print(f"{self._title} | {event.text}", file=sys.stderr, flush=True)
             elif event.kind == "commit" and int(event.fields["step"]) // every != self._said:
                 self._said = int(event.fields["step"]) // every
-                rate = f"{status.samples_per_second:.0f} samples/s"
+                of = of_chunks(status.graph.chunks)
+                rate = of.speed(status.samples_per_second)
                 loss = float(event.fields["loss"])
                 step = int(event.fields["step"]) + 1
-                told = [f"step {step}/{status.steps}", in_words(status, step), f"loss {loss:.4f}", rate]
+                told = [f"{of.step} {step}/{status.steps}", in_words(status, step), f"loss {loss:.4f}", rate]
                 print(f"{self._title} | {'  '.join(filter(None, told))}", file=sys.stderr, flush=True)
         if status.phase == "done" and status.detail not in (self._detail, status.stopped_early):
             self._detail = status.detail
@@ -101,7 +103,7 @@ class Screen:
             MofNCompleteColumn(),
             TextColumn("{task.fields[trained]}"),
             TextColumn("loss {task.fields[loss]}"),
-            TextColumn("{task.fields[rate]} samples/s"),
+            TextColumn("{task.fields[rate]}"),
             TimeElapsedColumn(),
             console=self._console,
         )
@@ -127,7 +129,7 @@ class Screen:
             completed=status.step,
             trained=in_words(status, status.step),
             loss=loss,
-            rate=f"{status.samples_per_second:.0f}",
+            rate=of_chunks(status.graph.chunks).speed(status.samples_per_second),
         )
         parts: list[RenderableType] = [self._bar, nodes_table(status)]
         if outcome.losses_of_nodes:

@@ -16,6 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from culm.pipeline.counting import of_chunks
 from culm.pipeline.epochs import in_words
 from culm.pipeline.money.codec import Entry
 from culm.pipeline.money.example_prices import WORDS as EXAMPLE_PRICES
@@ -94,10 +95,11 @@ def _head(look: Look, width: int) -> Iterator[RenderableType]:
     yield title
     loss = "-" if not look.at or math.isnan(status.loss) else f"{status.loss:.4f}"
     left = seconds_to_end(look)
+    of = of_chunks(status.graph.chunks)
     words = [
-        f"step {status.step:,}/{status.steps:,}",
+        f"{of.step} {status.step:,}/{status.steps:,}",
         f"loss {loss}",
-        f"{status.samples_per_second:,.0f} samples/s",
+        of.speed(status.samples_per_second),
         f"{span(left)} left" if left is not None and status.phase == "running" else "",
     ]
     line = Text("  ".join(filter(None, words)))

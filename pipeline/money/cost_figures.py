@@ -59,7 +59,7 @@ def _add_training(
     history: History,
 ) -> None:
     """``seconds``: since the first plan."""
-    cost.seconds = seconds
+    cost.seconds, cost.chunks = seconds, steps.chunks
     cost.useful_seconds = max(0.0, seconds - interruptions.lost_seconds)
     cost.samples, cost.tokens = steps.counted() * steps.samples, steps.counted() * steps.tokens
     if cost.samples:

@@ -198,6 +198,7 @@ class Ledger:
             "_committed": steps.committed,
             "_samples_per_step": steps.samples,
             "_tokens_per_step": steps.tokens,
+            "_chunks": steps.chunks,
             "_stages": steps.stages,
             "_owners": [steps.owners, steps.stepped, steps.owner_seconds],
             "_asked": steps.asked,
@@ -247,6 +248,7 @@ class Ledger:
             committed=document["_committed"],
             samples=document["_samples_per_step"],
             tokens=document["_tokens_per_step"],
+            chunks=document.get("_chunks", 0),  # older documents lack it
             stages=document["_stages"],
             owners=owners,
             stepped=stepped,

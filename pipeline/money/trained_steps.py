@@ -50,6 +50,7 @@ class TrainedSteps:
     committed: int = 0  # the step that runs
     samples: int = 0  # in a step
     tokens: int = 0  # in a step
+    chunks: int = 0  # of the graph; 0: the job trains on none
     stages: int = 0
     owners: int = 0  # machines that run the stages, by the newest plan
     # Seconds of the steps that were committed, and of each the same times the owners that it had.
@@ -65,6 +66,7 @@ class TrainedSteps:
         owners = {owner for stage in event.stages for owner in stage.owners}
         self.owners = len(owners) or event.stage_count  # an older log may not say who owns what
         self.samples, self.tokens = event.samples_per_step, event.tokens_per_step
+        self.chunks = event.chunks or 0
         self.asked = event.steps
         if self.begun is not None:
             return False

@@ -27,8 +27,12 @@ from tests.integration.test_tensor_workers import job
 
 JOB = job_to_toml(job(steps=10, workers=0))
 SOURCE = ModelSource(job(steps=10, workers=0))
-OFFER = pb.Offer(worker="w0", protocol_version=PROTOCOL_VERSION, fingerprint=SOURCE.fingerprint())
 EDITION = 1
+
+
+def offer() -> pb.Offer:
+    """Made when it is sent: a process that has imported more of the job's packages has another fingerprint."""
+    return pb.Offer(worker="w0", protocol_version=PROTOCOL_VERSION, fingerprint=SOURCE.fingerprint())
 
 
 class Server:
@@ -115,14 +119,13 @@ def test_a_function_goes_on_to_a_server_of_another_job() -> None:
 )
 def test_a_worker_that_does_not_fit_is_refused_in_words(wrong: dict[str, object], why: str) -> None:
     server = Server(0.5)
-    offer = pb.Offer()
-    offer.CopyFrom(OFFER)
-    offer.MergeFrom(pb.Offer(**wrong))  # type: ignore[arg-type]
+    told = offer()
+    told.MergeFrom(pb.Offer(**wrong))  # type: ignore[arg-type]
     if "protocol_version" in wrong:
-        offer.protocol_version = PROTOCOL_VERSION + 1
+        told.protocol_version = PROTOCOL_VERSION + 1
     with server.at(0) as port, grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         with pytest.raises(grpc.RpcError, match=why) as refused:
-            next(TensorWorkStub(channel).Work(iter([pb.WorkRequest(offer=offer)])))
+            next(TensorWorkStub(channel).Work(iter([pb.WorkRequest(offer=told)])))
         assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
         assert not server.desk.has_workers
         assert server.ask()
@@ -163,7 +166,9 @@ def _named() -> pb.TensorPiece:
     "said",
     [
         pytest.param(pb.WorkRequest(), id="nothing"),
-        pytest.param(pb.WorkRequest(offer=OFFER), id="another offer"),
+        pytest.param(
+            pb.WorkRequest(offer=pb.Offer(worker="w0", protocol_version=PROTOCOL_VERSION)), id="another offer"
+        ),
         pytest.param(pb.WorkRequest(failed=pb.TaskFailed(why="\x1b[2J" * 9000)), id="control characters"),
         pytest.param(pb.WorkRequest(no_answer=pb.NoAnswer()), id="no answer, again and again"),
         pytest.param(pb.WorkRequest(answer=_without_digest()), id="no digest"),
@@ -179,7 +184,7 @@ def test_nonsense_for_an_answer_has_the_server_do_its_work_itself(said: pb.WorkR
     requests: queue.SimpleQueue[pb.WorkRequest | None] = queue.SimpleQueue()
     with server.at(0) as port, grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         responses = TensorWorkStub(channel).Work(iter(requests.get, None))
-        requests.put(pb.WorkRequest(offer=OFFER))
+        requests.put(pb.WorkRequest(offer=offer()))
 
         def peer() -> None:
             try:
@@ -192,6 +197,7 @@ def test_nonsense_for_an_answer_has_the_server_do_its_work_itself(said: pb.WorkR
         thread = threading.Thread(target=peer, daemon=True)
         thread.start()
         while not server.desk.has_workers:
+            assert thread.is_alive()
             thread.join(0.01)
         assert server.ask()
         assert len(server.here) == 1
@@ -219,6 +225,7 @@ def test_a_worker_takes_no_task_that_its_layers_do_not_have() -> None:
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         while not server.desk.has_workers:
+            assert thread.is_alive()
             thread.join(0.01)
         caller = threading.Thread(target=lambda: _quietly(server, wrong), daemon=True)
         caller.start()

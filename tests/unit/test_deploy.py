@@ -245,7 +245,8 @@ def test_every_health_check_of_a_container_ends_before_docker_begins_the_next_on
         else:
             assert (program, first) == ("culm", "health")
     for name, service in compose()["services"].items():
-        if test := service.get("healthcheck", {}).get("test"):
+        test = service.get("healthcheck", {}).get("test")
+        if test and test != ["CMD", "true"]:  # which ends at once
             assert f" timeout -s KILL {HEALTH_SECONDS} " in test[-1], name
             assert service["healthcheck"]["timeout"] == f"{HEALTH_SECONDS + 1}s", name
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from culm.__main__ import main
-from culm.commands.up import NO_CHECKPOINT
 from culm.engines.command import run
 from culm.engines.engine import ENGINES, Wish, find, options_of
 from culm.engines.named_cluster import enter, only_one
@@ -21,9 +20,11 @@ from culm.local import clusters
 from culm.local.clusters import Process, Record
 from culm.pipeline import default_ports
 from culm.pipeline.errors import JobError
+from culm.terminal.unsaved import NO_CHECKPOINT, NOTHING_STALE_SAVED
 from tests.hostile.commands import ROOT, in_process
 
 DIGITS = ROOT / "examples" / "digits_mlp.toml"
+BLOCKS = ROOT / "examples" / "blocks.toml"
 WITHOUT_CLIENTS = [name for name in ENGINES if name != "ray"]  # Ray's own module wants Ray only when it is used
 
 
@@ -154,8 +155,8 @@ def test_a_usual_port_that_is_taken_is_told_first(home: Path, monkeypatch: pytes
 
 
 def test_what_is_lost_without_checkpoints_is_told_once_and_where_machines_can_go(home: Path) -> None:
-    def told(*more: str) -> list[str]:
-        ended = in_process("up", str(DIGITS), "--dry-run", *more, folder=home)
+    def told(*more: str, job: Path = DIGITS) -> list[str]:
+        ended = in_process("up", str(job), "--dry-run", *more, folder=home)
         return [line for line in ended.err.splitlines() if "[checkpoint]" in line]
 
     slurm = ("--on", "slurm", "--with", "partition=main")
@@ -164,6 +165,9 @@ def test_what_is_lost_without_checkpoints_is_told_once_and_where_machines_can_go
     assert told(*slurm, *saves) == []
     assert told(*slurm, "--json") == []
     assert told() == [], "all nodes are on this machine"
+    stale = told("--set", "graph.staleness=1", job=BLOCKS)
+    assert stale == [NOTHING_STALE_SAVED.format(staleness=1)], "one server is enough to lose"
+    assert told(job=BLOCKS) == []
 
 
 def test_a_kit_travels_with_what_its_role_needs_and_no_other_key(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import pytest
 from rich.console import Console
 
 from culm.__main__ import main
+from culm.commands.cost import in_words
 from culm.pipeline.money.codec import of_message
 from culm.protos import coordinator_pb2 as pb
 from culm.terminal.recently import Recently
@@ -92,6 +93,14 @@ def test_the_forecast_gives_the_time_left_and_what_is_to_come() -> None:
     shown = lines(four(), cost=cost)
     assert shown[1].endswith("16 samples/s  1 h 30 min left")
     assert shown[2].startswith("$12.40  $3.20 an hour now  $4.80 ($4.50 to $5.20) to come  goodput 97.0%")
+
+
+def test_a_graph_counts_epochs() -> None:
+    on_graph = four()
+    on_graph.graph.chunks = 8  # a step of 16 samples a second is one of two epochs
+    assert lines(on_graph)[1].endswith("epoch 412/10,000  loss 3.2146  2 epochs/s  1 h 19 min left")
+    cost = pb.GetCostResponse(samples=1600, dollars_per_thousand_samples=0.5, value=24.0, chunks=8)
+    assert {"an epoch        $0.00400", "value           3.000 epochs/s for $1 an hour"} < set(in_words(cost))
 
 
 def test_of_two_hundred_nodes_the_worst_are_on_the_screen_and_the_others_are_counted() -> None:

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from culm.pipeline.counting import STEPS, amount, of_chunks
 from culm.pipeline.money.codec import to_line
 from culm.pipeline.resources import TensorWorkers
 from culm.protos import coordinator_pb2 as pb
 from culm.ui.chunk_map import chunk_map, chunks_by_server, in_ranges
-from culm.ui.counting import STEPS, amount, of_chunks
 from culm.ui.tensor_work import TensorWork, age_in_words, workers_in_words
 from tests.unit.test_ui_history import event
 from tests.unit.test_ui_pages import figures, page, words

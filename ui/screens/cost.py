@@ -4,11 +4,12 @@ from datetime import tzinfo
 
 import streamlit as st
 
+from culm.pipeline.counting import STEPS
 from culm.pipeline.money.example_prices import EXPLAINED, at_example_prices
 from culm.protos import coordinator_pb2 as pb
 from culm.ui import markup, palette
 from culm.ui.charts import bar_columns, bar_spec
-from culm.ui.counting import STEPS, counting, price_of
+from culm.ui.counting import counting
 from culm.ui.look import Look
 from culm.ui.outlook_words import (
     changes_of,
@@ -67,7 +68,7 @@ def told(look: Look) -> list[markup.Figure]:
     tokens = ("A million tokens", worth(cost.dollars_per_million_tokens, known and cost.tokens > 0), "")
     return [
         spent(look),
-        (of.priced.capitalize(), worth(price_of(cost, of), known and cost.samples > 0), ""),
+        (of.priced.capitalize(), worth(of.price(cost.dollars_per_thousand_samples), known and cost.samples > 0), ""),
         *([tokens] if of is STEPS else []),
         ("Transfer", worth(cost.transfer_dollars, known), f"{size(cost.crossing_bytes)} between zones"),
         ("Lost to interruptions", worth(lost, known), f"{lost / cost.dollars:.1%} of it" if cost.dollars else ""),

@@ -2,12 +2,13 @@
 
 import streamlit as st
 
+from culm.pipeline.counting import amount
 from culm.pipeline.messages import tensor_workers_from_proto
 from culm.pipeline.resources import TensorWorkers
 from culm.protos import coordinator_pb2 as pb
 from culm.ui import markup
 from culm.ui.chunk_map import chunk_map, chunks_by_server, in_ranges
-from culm.ui.counting import amount, chunks_of, counting
+from culm.ui.counting import chunks_of, counting
 from culm.ui.curves import RANGES
 from culm.ui.look import Look
 from culm.ui.node_order import in_order

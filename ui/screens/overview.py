@@ -4,9 +4,10 @@ import math
 
 import streamlit as st
 
+from culm.pipeline.counting import Counting, amount
 from culm.ui import markup
 from culm.ui.charts import curve_alt, curve_data, curve_spec
-from culm.ui.counting import Counting, amount, chunks_of, counting, price_of
+from culm.ui.counting import chunks_of, counting
 from culm.ui.curves import AXES, RANGES, Curve, View, axes, axis_title, curves, marks, since_of
 from culm.ui.incidents import Incident
 from culm.ui.look import Look
@@ -93,7 +94,7 @@ def _price(look: Look, of: Counting) -> markup.Figure:
         so_far = "in all" if is_over(look) else "so far"
         price = worth(cost.dollars_per_million_tokens, has_price(cost))
         return ("A million tokens", price, f"{cost.tokens:,} {so_far}")
-    price = worth(price_of(cost, of), cost.samples > 0 and has_price(cost))
+    price = worth(of.price(cost.dollars_per_thousand_samples), cost.samples > 0 and has_price(cost))
     return (of.priced.capitalize(), price, f"{cost.samples // of.samples:,} trained")
 
 
