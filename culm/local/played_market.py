@@ -58,7 +58,7 @@ class Happened:
     first_step: float  # seconds from the launch until it was committed; 0.0: none was
     lost: float
     rollbacks: int
-    losses: int  # nodes; what --json has always called it
+    losses: int  # nodes that the coordinator declared lost; what --json has always called it
     cost: float  # since the launch
     value: float  # samples for a dollar, in thousands
 
@@ -91,7 +91,7 @@ def predict(changes: Sequence[Change], profile: Profile, cluster: Cluster, choic
         row,
         steps=row.steps,
         rollbacks=row.fatal,
-        lost=row.preemptions,
+        lost=run.nodes_lost,
         seconds=row.seconds - launch,
         first_step=first if first is not None else 0.0,
         calm=run.calm_seconds(),
