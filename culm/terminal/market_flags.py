@@ -1,8 +1,10 @@
-"""The flags of ``culm plan`` for prices and lost nodes, and the markets that they describe: one a seed."""
+"""The flags of ``culm plan`` for machines, prices and lost nodes, and the markets that they describe: one a seed."""
 
 import argparse
 import random
 import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 from culm.pipeline.errors import JobError
@@ -10,7 +12,12 @@ from culm.pipeline.money.prices import load_prices
 from culm.simulator.markets.advice import Draw
 from culm.simulator.markets.random_market import Zone, shifted, zoned
 from culm.simulator.markets.trace import Change, read_trace
+from culm.simulator.markets.ways import Kind, Way
 from culm.terminal import flags
+
+KEYS = ("price", "speed", "memory", "hazard")
+MACHINE_MEND = "write TYPE, or TYPE,price=0.91,speed=1.5,memory=16,hazard=0.1"
+MOST_KINDS = 8
 
 
 def add_market_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,7 +29,13 @@ def add_market_arguments(parser: argparse.ArgumentParser) -> None:
         help="the spot price of a machine, or one for each zone; or, with --machine, a price table to search first",
     )
     parser.add_argument(
-        "--machine", metavar="TYPE", help="take this machine's price from the price table, such as p3.2xlarge"
+        "--machine",
+        action="append",
+        default=[],
+        metavar="TYPE[,KEY=VALUE]...",
+        help="a type of machine that could be rented, such as p3.2xlarge; may be repeated. Keys: price ($/h; default: "
+        "from the price table), speed (in ratio to the profile's machine; default: 1), memory (GB of its device), "
+        "hazard (as --hazard); price and hazard may be one for each zone, such as price=0.91/0.97",
     )
     market = parser.add_mutually_exclusive_group(required=True)
     market.add_argument("--hazard", metavar="R[,...]", help="how often an hour a machine is lost, or one for each zone")
@@ -54,18 +67,46 @@ def add_market_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def read_prices(arguments: argparse.Namespace) -> list[float]:
-    """Dollars an hour of a machine: one price, or one for each zone. Raises JobError."""
-    text, kind = arguments.prices, arguments.machine
-    if kind is None and not text:
-        raise JobError(
-            "no price of a machine is given", "--prices", "give a number, or a --machine that the table knows"
-        )
-    if kind is None:
-        return _each(text, "--prices")
-    if _is_number(text.split(",")[0]):
+def read_kinds(arguments: argparse.Namespace) -> tuple[Kind, ...]:
+    """The types of machines that could be rented. Raises JobError."""
+    hazards = tuple(_each(arguments.hazard, "--hazard")) if arguments.hazard is not None else ()
+    if not arguments.machine:
+        if not arguments.prices:
+            mend = "give a number, or a --machine that the table knows"
+            raise JobError("no price of a machine is given", "--prices", mend)
+        return (Kind(prices=tuple(_each(arguments.prices, "--prices")), hazards=hazards),)
+    if arguments.prices and _is_number(arguments.prices.split(",")[0]):
         raise JobError("both give the price of a machine", "--prices and --machine", "give one of them")
-    return [_known_price(kind, text)]
+    kinds = tuple(_kind(text, arguments.prices, hazards) for text in arguments.machine)
+    names = [kind.name for kind in kinds]
+    if len(kinds) > MOST_KINDS or len(set(names)) < len(names):
+        raise JobError(
+            "a type is there twice, or there are too many", "--machine", f"give up to {MOST_KINDS} types, each once"
+        )
+    return kinds
+
+
+def _kind(text: str, table: str, hazards: tuple[float, ...]) -> Kind:
+    name, *pairs = [part.strip() for part in text.split(",")]
+    if not name or "=" in name:
+        raise JobError(f"{text!r} names no type of machine", "--machine", MACHINE_MEND)
+    given: dict[str, tuple[float, ...]] = {}
+    for pair in pairs:
+        key, _, value = pair.partition("=")
+        if key not in KEYS or key in given:
+            raise JobError(f"{pair!r} is none of {', '.join(KEYS)}, each once", "--machine", MACHINE_MEND)
+        given[key] = tuple(_each(value.replace("/", ","), f"--machine {name}, {key}"))
+        if key in ("speed", "memory") and (len(given[key]) > 1 or given[key][0] <= 0.0):
+            raise JobError(f"{value!r} is not one number above 0", f"--machine {name}, {key}", MACHINE_MEND)
+    if "hazard" in given and not hazards:
+        raise JobError("the trace has its own lost machines", f"--machine {name}, hazard", "leave out one of them")
+    return Kind(
+        name=name,
+        speed=given.get("speed", (1.0,))[0],
+        memory_bytes=round(1e9 * given.get("memory", (0.0,))[0]),
+        prices=given.get("price") or (_known_price(name, table),),
+        hazards=given.get("hazard", hazards),
+    )
 
 
 def _is_number(text: str) -> bool:
@@ -76,31 +117,33 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def read_market(arguments: argparse.Namespace, prices: list[float], machines: int, seconds: float) -> Draw:
+@dataclass(frozen=True, slots=True)
+class Market:
+    """``draw``: the market of a seed, as a way sees it; ``zones``: their names, where a way may choose some."""
+
+    draw: Draw
+    zones: tuple[str, ...]
+
+
+def read_market(arguments: argparse.Namespace, kinds: Sequence[Kind], machines: int, seconds: float) -> Market:
     """Markets of so many machines for so long. Raises JobError."""
     if arguments.trace is not None:
-        if len(prices) > 1 or arguments.zones is not None:
+        if any(len(kind.prices) > 1 for kind in kinds) or arguments.zones is not None:
             raise JobError("the trace has its own zones", "--trace", "give one price, and no --zones")
-        return partial(_from_trace, read_trace(arguments.trace), seconds)
-    hazards = _each(arguments.hazard, "--hazard")
-    count = arguments.zones if arguments.zones is not None else max(len(prices), len(hazards))
-    for values, name in ((prices, "--prices"), (hazards, "--hazard")):
-        if len(values) not in (1, count):
-            raise JobError(
-                f"there are {len(values)} numbers for {count} zones", name, "give one number, or one for each zone"
-            )
-    share = -(-machines // count)  # rounded up: all zones together have at least the machines that are asked for
-    zones = [
-        Zone(
-            name=f"zone-{i + 1}",
-            machines=share,
-            price=prices[i % len(prices)],
-            lost_per_hour=hazards[i % len(hazards)],
-            bulk_per_hour=arguments.bulk,
-        )
-        for i in range(count)
-    ]
-    return partial(_drawn, zones, seconds, arguments.notice)
+        changes = read_trace(arguments.trace)
+        prices = {kind.name: kind.prices[0] for kind in kinds} if len(kinds) > 1 else {}
+        zones = sorted({change.zone for change in changes})
+        return Market(partial(_from_trace, changes, prices, seconds), tuple(zones) if all(zones) else ())
+    count = arguments.zones or max(len(each) for kind in kinds for each in (kind.prices, kind.hazards))
+    names = tuple(f"zone-{i + 1}" for i in range(count))
+    for kind in kinds:
+        of = f" of --machine {kind.name}" if kind.name else ""
+        for values, name in ((kind.prices, "--prices"), (kind.hazards, "--hazard")):
+            if len(values) not in (1, count):
+                what = f"there are {len(values)} numbers for {count} zones"
+                raise JobError(what, f"{name}{of}", "give one number, or one for each zone")
+    drawn = partial(_drawn, {kind.name: kind for kind in kinds}, names, machines, arguments.bulk)
+    return Market(partial(drawn, seconds, arguments.notice), names)
 
 
 def _each(text: str, name: str) -> list[float]:
@@ -130,9 +173,39 @@ def _known_price(kind: str, path: str) -> float:
     return row.spot
 
 
-def _from_trace(changes: list[Change], seconds: float, seed: int) -> list[Change]:
-    return shifted(changes, random.Random(seed).uniform(0.0, changes[-1].at), seconds)
+def _from_trace(
+    changes: list[Change], prices: Mapping[str, float], seconds: float, seed: int, way: Way
+) -> list[Change]:
+    found = shifted(changes, random.Random(seed).uniform(0.0, changes[-1].at), seconds)
+    return [
+        replace(change, price=prices.get(way.kind, change.price))
+        for change in found
+        if not way.zones or change.zone in way.zones
+    ]
 
 
-def _drawn(zones: list[Zone], seconds: float, notice: float, seed: int) -> list[Change]:
+def _drawn(
+    kinds: Mapping[str, Kind],
+    names: Sequence[str],
+    machines: int,
+    bulk: float,
+    seconds: float,
+    notice: float,
+    seed: int,
+    way: Way,
+) -> list[Change]:
+    kind = kinds[way.kind]
+    wanted = way.zones or tuple(names)
+    share = -(-machines // len(wanted))  # rounded up: all zones together have at least the machines that are asked for
+    zones = [
+        Zone(
+            name=name,
+            machines=share,
+            price=kind.prices[i % len(kind.prices)],
+            lost_per_hour=kind.hazards[i % len(kind.hazards)],
+            bulk_per_hour=bulk,
+        )
+        for i, name in enumerate(names)
+        if name in wanted
+    ]
     return zoned(seed, zones, seconds, notice)

@@ -59,6 +59,7 @@ class Account:
     """Told what happens in order of time (seconds), it adds up."""
 
     began: float | None = None  # when the first step began
+    first_step: float | None = None  # when it ended
     now: float = 0.0
     steps: float = 0
     samples: float = 0.0
@@ -127,6 +128,8 @@ class Account:
 
         Steps may be in parts, where a rule knows nothing smaller than a rate.
         """
+        if self.first_step is None:
+            self.first_step = self.now
         then, paid = self._step_began
         self._step_began = (self.now, self.cost)
         self.steps += steps

@@ -7,7 +7,7 @@ from culm.coordinator import reports
 from culm.coordinator import state as co
 from culm.coordinator.decide import advance
 from culm.pipeline.checkpoints.manifest import File, folder_of
-from culm.pipeline.money.kinds import RolledBack
+from culm.pipeline.money.kinds import Lost, RolledBack
 from culm.pipeline.origin import Origin
 from culm.pipeline.plan import Plan
 from culm.simulator.markets.account import Account, Row, Use
@@ -71,6 +71,7 @@ class CulmRun:
         self._spent_by: dict[int, dict[Use, float]] = {}  # steps in a checkpoint -> what had been spent on them
         # Whether the last commit changed nothing else, and nothing moved since: only then calm steps are passed over.
         self._settled = False
+        self.nodes_lost = 0  # that the coordinator has declared lost; the account has machines that were taken
         self._until = float("inf")  # when the run is looked at
         for change in changes:
             self._clock.at(change.at, lambda change=change: self._changed(change))  # type: ignore[misc]
@@ -131,8 +132,10 @@ class CulmRun:
             elif isinstance(command, cmd.WriteManifest):
                 folder = folder_of(self._coordinator.state.settings.checkpoint_url, command.step)
                 self._tell(reports.Checkpointed(Origin(command.step, folder)))
-            elif isinstance(command, cmd.Record) and isinstance(command.event, RolledBack):
-                self._rolled_back()
+            elif isinstance(command, cmd.Record):
+                self.nodes_lost += isinstance(command.event, Lost)
+                if isinstance(command.event, RolledBack):
+                    self._rolled_back()
         if committed:
             self._committed()
 

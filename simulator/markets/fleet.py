@@ -56,7 +56,8 @@ class Fleet:
             change = self._offered.pop(next(iter(self._offered)))
             self._account.rent(change.node, change.price if change.price is not None else self._cluster.per_hour)
             name, zone = change.node, change.zone
-            self._clock.after(self._cluster.starts_up, lambda name=name, zone=zone: self._is_up(name, zone))  # type: ignore[misc]
+            up = max(self._clock.now + self._cluster.starts_up, self._cluster.launches)
+            self._clock.at(up, lambda name=name, zone=zone: self._is_up(name, zone))  # type: ignore[misc]
 
     def _is_up(self, name: str, zone: str) -> None:
         if self.has(name):

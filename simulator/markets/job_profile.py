@@ -137,6 +137,7 @@ class Cluster:
     """Machines and network. Seconds and bytes; what is measured is from docs/performance.md and the tests."""
 
     starts_up: float = 45.0  # from a machine's coming until its node can be given work: as Bamboo's simulator has it
+    launches: float = 0.0  # until a node of the first machines can be given work at all: the coordinator starts as well
     hop_seconds: float = HOP  # of a small tensor between two nodes
     bytes_per_second: float = LINK  # of each
     seed_bytes_per_second: float = 1e8  # [resilience] seed_bytes_per_second's default

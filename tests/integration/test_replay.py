@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from culm.__main__ import main
-from culm.commands.replay import ended_before
+from culm.local.played_market import ended_before
 from culm.simulator.markets.trace import Change, write_trace
 
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "digits_mlp.toml")
@@ -48,6 +48,25 @@ def test_machines_go_and_come_as_the_trace_says(
     assert predicted["losses"] == measured["losses"] == 1
     assert predicted["rollbacks"] == measured["rollbacks"] == 0
     assert measured["steps"] > 0
+    assert predicted["cost"] == pytest.approx(measured["cost"], rel=0.2)
+
+
+@pytest.mark.slow
+def test_a_plan_validates_itself_with_real_processes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The market of a trace whose one machine goes after 500 s, which are 5 of the replay's."""
+    monkeypatch.chdir(tmp_path)
+    changes = [Change(at=0.0, kind="add", node=f"m{i}") for i in range(3)]
+    changes += [Change(at=at, kind=kind, node="m3") for at, kind in ((0.0, "add"), (500.0, "remove"))]  # type: ignore[arg-type]
+    path = tmp_path / "trace.jsonl"
+    path.write_text(write_trace([*changes, Change(at=1e6, kind="add", node="m4")]))
+    words = ["plan", EXAMPLE, "--nodes", "4", "--price", "1", "--trace", str(path), "--seeds", "1"]
+    assert main([*words, "--set", "job.steps=1000", "--validate", "12", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    predicted, measured = told["validation"]["predicted"], told["validation"]["measured"]
+    assert measured["steps"] > 0
+    assert predicted["losses"] == measured["losses"]
     assert predicted["cost"] == pytest.approx(measured["cost"], rel=0.2)
 
 
