@@ -12,6 +12,7 @@ from streamlit.testing.v1 import AppTest
 from culm.pipeline.money.codec import to_line
 from culm.protos import coordinator_pb2 as pb
 from culm.ui.screens.cost import bill
+from culm.ui.screens.timetable import missing
 from tests.unit.test_ui_history import START, a_run_with_a_lost_node, event
 
 PATIENCE = 60.0
@@ -208,6 +209,21 @@ def test_of_a_recorded_run_nothing_is_said_about_preempting(log: Path) -> None:
     app = page("nodes", log)
     assert not app.button
     assert "--allow-kill" not in words(app)
+
+
+def test_a_narrow_page_tells_events_as_a_list(log: Path) -> None:
+    bodies = [each.proto.body for each in page("events", log).get("html")]
+    (told,) = [body for body in bodies if "culm-events" in body]
+    assert told.count("<li>") == 9
+    assert "</span> <b>lost</b><p>lost, because</p></li>" in told
+
+
+def test_rows_that_are_missing_are_told_in_one_line() -> None:
+    assert missing({"n1": "n1 does not answer"}) == "A row is missing: n1 does not answer"
+    told = missing({f"n{i}": f"n{i} does not answer" for i in range(200)})
+    assert told == (
+        "200 rows are missing, those of n0, n1, n2, n3, n4, n5 and 194 more. The first one: n0 does not answer"
+    )
 
 
 def test_a_bill_ends_with_the_run() -> None:
