@@ -61,7 +61,8 @@ def picture(source: Source) -> None:
     except JobError as error:
         st.warning(literal(str(error)), icon=":material/search_off:")
         return
-    shown(gathered, counting(look).step)
+    helped = any(node.resources.tensor_workers.workers for node in look.status.nodes)
+    shown(gathered, counting(look).step, helped)
 
 
 def missing(silent: Mapping[str, str]) -> str:
@@ -73,15 +74,19 @@ def missing(silent: Mapping[str, str]) -> str:
     return f"{len(names)} rows are missing, those of {', '.join(names[:NAMED])}{more}. The first one: {first}"
 
 
-def shown(gathered: Gathered, step: str) -> None:
-    """The last of the steps; ``step``: what one is called."""
+def shown(gathered: Gathered, step: str, helped: bool = False) -> None:
+    """The last of the steps; ``step``: what one is called; ``helped``: tensor workers do a part of it.
+
+    Workers tell no timetables. So the ideal knows nothing of their time, and says nothing of what a step might take.
+    """
     timetable = gathered.timetables[-1]
     ideal, path = ideal_of(timetable), critical_path(timetable)
     legs = by_kind(path)
     travel, commit = legs.get(TRAVEL, (0.0, 0)), legs.get(COMMIT, (0.0, 0))
     best = ideal.seconds if ideal is not None else 0.0
-    taken = f"{timetable.seconds / best:.2f} times the ideal" if best else ""
+    taken = f"{timetable.seconds / best:.2f} times the ideal" if best and not helped else ""
     busiest = f"the busiest node works {milliseconds(ideal.busiest_seconds * 1e3)}" if ideal is not None else ""
+    busiest = "of the servers' own work: workers tell none" if helped else busiest
     figures = [
         (f"{step.capitalize()} {timetable.step}", milliseconds(timetable.seconds * 1e3), taken),
         ("Ideal", milliseconds(best * 1e3) if best else "–", busiest),
