@@ -185,6 +185,7 @@ LIVE = """
 from dataclasses import replace
 from pathlib import Path
 from culm.ui.recorded import Recorded
+from culm.ui.screens.cost import to_come
 from culm.ui.screens.widgets import preempt
 
 class Live(Recorded):
@@ -193,16 +194,24 @@ class Live(Recorded):
     def look(self):
         return replace(super().look(), problem={problem!r})
 
-preempt(Live(Path({log!r}), clock=iter([0.0] + [7.5] * 100).__next__))
+{part}(Live(Path({log!r}), clock=iter([0.0] + [7.5] * 100).__next__))
 """
 
 
 @pytest.mark.parametrize("problem", ["", "The coordinator does not answer."])
 def test_nothing_can_be_preempted_where_that_is_not_allowed(log: Path, problem: str) -> None:
-    app = AppTest.from_string(LIVE.format(log=str(log), problem=problem), default_timeout=PATIENCE).run()
+    app = AppTest.from_string(
+        LIVE.format(part="preempt", log=str(log), problem=problem), default_timeout=PATIENCE
+    ).run()
     assert not app.exception
     assert not app.button
     assert ("--allow-kill" in words(app)) is not bool(problem)
+
+
+@pytest.mark.parametrize("problem", ["", "The coordinator does not answer."])
+def test_nobody_knows_the_end_while_the_coordinator_is_away(log: Path, problem: str) -> None:
+    app = AppTest.from_string(LIVE.format(part="to_come", log=str(log), problem=problem), default_timeout=PATIENCE)
+    assert ("a forecast takes" in words(app.run())) is not bool(problem)
 
 
 def test_of_a_recorded_run_nothing_is_said_about_preempting(log: Path) -> None:

@@ -80,8 +80,8 @@ def to_come(source: Source) -> None:
     """When the run ends, what that costs, and what the next machine would change of it."""
     look = source.look()
     cost, foreseen = look.cost, look.cost.forecast
-    if is_over(look) or look.ended or not foreseen.why:
-        return
+    if is_over(look) or look.ended or look.problem or not foreseen.why:
+        return  # without a coordinator nothing is committed: the end moves on, and nobody knows by how much
     st.html(markup.chart_title("to the end", ""))
     if foreseen.HasField("seconds"):
         st.html(markup.figures(told_of_the_rest(look, zone())))
