@@ -26,7 +26,7 @@ DRAWN = """() => {
   const all = (whole, part) => [...document.querySelectorAll(whole)]
     .every(each => each.offsetParent === null || each.querySelector(part));  // what is not shown has no canvas
   return app !== null && app.dataset.testScriptState === 'notRunning'
-    && document.querySelector('.culm-head') !== null && document.body.innerText.includes('Culm · ')
+    && document.body.innerText.includes('Culm · ')  // the last line of every page
     && document.querySelector('[data-testid="stSkeleton"]') === null
     && all('[data-testid="stVegaLiteChart"]', 'canvas, svg') && all('[data-testid="stDataFrame"]', 'canvas');
 }"""
@@ -68,9 +68,10 @@ class Window:
         self.page.on("pageerror", lambda error: self._raised.append(f"an error of a script: {error}"))
 
     def open(self, name: str, word: str = "") -> None:
-        """Shows a page, a query behind its name perhaps. ``word``: how the run is said to stand."""
+        """Shows a page, a query behind its name perhaps. ``word``: how the run is to stand: waited for."""
         self.page.goto(f"{self._url}/{'' if name == 'overview' else name}", wait_until="domcontentloaded")
-        self.page.locator(".culm-head .culm-pill", has_text=word).first.wait_for()
+        if word:
+            self.page.locator(".culm-head .culm-pill", has_text=word).first.wait_for()
         self.page.wait_for_function(DRAWN)
 
     def faults(self) -> list[str]:
