@@ -74,10 +74,15 @@ hostile: install ## everything that broke Culm once, then CHAOS_MINUTES=10 of ch
 	CULM_SOAK=1 CHAOS_MINUTES=$(CHAOS_MINUTES) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -s \
 		-o faulthandler_timeout=0 tests/hostile tests/compose/test_chaos.py
 
-# CULM_CHROMIUM names an installed Chromium; without it playwright's own is used, if it has one.
-browser: install ## the dashboard in a real browser, before and after its button takes a node
+# CULM_CHROMIUM names an installed Chromium; without it playwright's own is used, if it has one. axe-core is npm's: without
+# npm the pages are looked at all the same, but for what axe-core finds. CULM_SCREENSHOTS=FOLDER keeps a picture of each.
+AXE := 4.14.1
+AXE_FOLDER := $(CURDIR)/build/axe-core-$(AXE)
+browser: install ## the dashboard in a real browser: its pages in every state of a run, and its button, which takes a node
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt playwright
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs tests/browser
+	-test -f $(AXE_FOLDER)/package/axe.min.js || ! command -v npm || { mkdir -p $(AXE_FOLDER) && cd $(AXE_FOLDER) \
+		&& npm pack --silent axe-core@$(AXE) && tar -xzf axe-core-$(AXE).tgz; }
+	CULM_AXE="$${CULM_AXE-$$(ls $(AXE_FOLDER)/package/axe.min.js)}" OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs tests/browser
 
 bench: install ## measure beside the peers, in turn; writes benchmarks/results.json, its picture and docs/performance.md
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'

@@ -49,13 +49,17 @@ class SimulatedNode:
             pid=1,
             protocol_version=PROTOCOL_VERSION,
             takes_changes=True,
-            machine=pb.Machine(provider="example", instance_type="local", market="spot"),
+            machine=self.machine(),
+            zone=self.machine().zone,
         )
         await self.say(pb.AttendRequest(join=join))
         self.here = True
         self._reader = asyncio.create_task(self._read())
         available = pb.Available(layer_parameters=[4160] * layers, fingerprint="the same on every node")
         await self.say(pb.AttendRequest(available=available))
+
+    def machine(self) -> pb.Machine:
+        return pb.Machine(provider="example", instance_type="local", market="spot")
 
     async def say(self, request: pb.AttendRequest) -> None:
         async with self._turn:
@@ -72,10 +76,13 @@ class SimulatedNode:
                 self._herd.failed(f"the stream of {self.name} broke: {error}")
 
     async def beat(self) -> None:
-        """A heartbeat as a node's in the middle of its work."""
         self.beats += 1
+        await self.say(pb.AttendRequest(heartbeat=self.heartbeat()))
+
+    def heartbeat(self) -> pb.Heartbeat:
+        """As a node's in the middle of its work."""
         n = float(self.beats)
-        heartbeat = pb.Heartbeat(
+        return pb.Heartbeat(
             version=self._herd.committed,
             instruction="2B3",
             finished=30 * self.beats,
@@ -87,7 +94,6 @@ class SimulatedNode:
             times=pb.TimeSplit(forward=0.3 * n, backward=0.6 * n, apply=0.05 * n, bubble=0.05 * n),
             sent_bytes=dict.fromkeys(self._herd.peers.get(self.name, ()), 65536 * self.beats),
         )
-        await self.say(pb.AttendRequest(heartbeat=heartbeat))
 
     def end(self) -> None:
         """The stream ends, as when the process does."""
@@ -106,10 +112,12 @@ class SimulatedNode:
 class Herd:
     """All simulated nodes of a run, as a context manager: entered, every one of them has the first plan."""
 
+    node_type = SimulatedNode
+
     def __init__(self, address: str, nodes: int, layers: int, microbatches: int) -> None:
         """``microbatches``: of a step, in all pipelines."""
         self.committed = 0
-        self.nodes = {f"n{i}": SimulatedNode(self, f"n{i}", address) for i in range(nodes)}
+        self.nodes = {f"n{i}": self.node_type(self, f"n{i}", address) for i in range(nodes)}
         self.plan = pb.Plan()
         self.peers: dict[str, tuple[str, ...]] = {}  # whom each node exchanges tensors with under the first plan
         self._layers = layers

@@ -81,15 +81,20 @@ def _waiting(look: Look, now: float) -> Held | None:
     return Held(1.0, _newest(look, (Waiting, RolledBack), now)) if look.status.phase == "waiting" else None
 
 
+def still_trains(look: Look) -> bool:
+    """Whether steps are to come: of a run that failed none are, and nobody is to start nodes for it."""
+    return look.status.step < look.status.steps and not is_over(look)
+
+
 def _no_commit(look: Look, now: float) -> Held | None:
     history, first = look.history, look.history.notable[0].time if look.history.notable else now
     since = (history.times[-1] if history.times else first) + MINUTE
-    return Held(0.0, since) if look.status.step < look.status.steps and now >= since else None
+    return Held(0.0, since) if still_trains(look) and now >= since else None
 
 
 def _not_replaced(look: Look, now: float) -> Held | None:
     """Looks back over the moments at which nodes came or went, as far as it holds."""
-    if look.status.step >= look.status.steps:
+    if not still_trains(look):
         return None
     history, since = look.history, None
     moments = [at for at, _ in history.population if now - QUARTER < at <= now]
@@ -104,7 +109,8 @@ def _not_replaced(look: Look, now: float) -> Held | None:
 
 
 def _exposed(look: Look, now: float) -> Held | None:
-    longest = max(look.status.exposure.values(), default=0.0)
+    # A run that is over is told to fetch its weights; nobody is to add a node to it.
+    longest = 0.0 if is_over(look) else max(look.status.exposure.values(), default=0.0)
     return Held(longest, now - longest) if longest > EXPOSED_SECONDS else None
 
 

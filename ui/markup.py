@@ -125,6 +125,15 @@ def table(rows: Sequence[dict[str, str]], caption: str, numbers: Sequence[str] =
     )
 
 
+def told_events(each: Sequence[tuple[str, str, str]]) -> str:
+    """Events as a list, each with when it was, its kind, and its words."""
+    lines = "".join(
+        f"<li><span>{escape(when)}</span> <b>{escape(kind)}</b><p>{escape(words)}</p></li>"
+        for when, kind, words in each
+    )
+    return f'<ol class="culm-events" aria-label="events, the newest first">{lines}</ol>'
+
+
 def time_line(moments: Sequence[tuple[str, float]], origin: str, tone: str, clocks: Sequence[str]) -> str:
     """An incident from its origin on: a bar from each moment to the next, all on one scale.
 

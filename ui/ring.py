@@ -14,7 +14,7 @@ WIDTH, HEIGHT = 860, 560
 CENTRE = (WIDTH / 2, HEIGHT / 2 - 10)
 RADIUS = 165.0
 SIZE = 26.0  # of a node's mark
-MOST = 12  # nodes in a ring; of more a map of stages tells more
+FEWEST, MOST = 2, 12  # nodes in a ring; of one, or of more, a map of stages tells more
 Point = tuple[float, float]
 
 

@@ -10,9 +10,10 @@ from culm.pipeline.money.example_prices import at_example_prices
 from culm.protos import coordinator_pb2 as pb
 from culm.ui.counting import counting
 from culm.ui.look import Look
-from culm.ui.words import counted, moment, money, seconds_left, span
+from culm.ui.words import counted, fewer, moment, money, seconds_left, span
 
 EXPOSED_SHOWN = 4  # stages that a warning names
+AWAITED_SHOWN = 4  # nodes that a stalled run is said to wait for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +78,7 @@ def standing(look: Look) -> Standing:
         return Standing(word="waiting", tone="coming", name=name, told=where, share=share)
     if status.phase == "paused":
         return Standing(word="paused", tone="coming", name=name, told=where, share=share)
-    left = seconds_to_end(look)
+    left = seconds_to_end(look) if not status.stalled_seconds else None
     rest = f", about {span(left)} left" if left is not None else ""
     tone, word = ("bad", "stalled") if status.stalled_seconds else ("good", "running")
     return Standing(word=word, tone=tone, name=name, told=where + rest, share=share)
@@ -104,17 +105,24 @@ def alerts(look: Look, zone: tzinfo = UTC) -> list[tuple[str, str]]:
     elif status.phase == "paused":
         found.append(("coming", _told("paused", status.detail)))
     if status.stalled_seconds:
-        found.append(("bad", f"No commit for {status.stalled_seconds:.0f} s. Waiting for {status.awaited}"))
+        found.append(
+            ("bad", f"No commit for {span(status.stalled_seconds)}. Waiting for {fewer(status.awaited, AWAITED_SHOWN)}")
+        )
     if status.checkpoint_fault:
         found.append(("leaving", f"No checkpoint can be written: {status.checkpoint_fault}"))
     exposed = sorted(
         ((seconds, s) for s, seconds in status.exposure.items() if seconds > 0), key=lambda x: (-x[0], x[1])
     )
-    if exposed and status.phase == "running" and len(status.nodes) > 1:
+    if exposed and status.phase == "running" and has_had_several(look):
         named = ", ".join(f"stage {s} for {exposure(seconds)}" for seconds, s in exposed[:EXPOSED_SHOWN])
         more = f", and {counted(len(exposed) - EXPOSED_SHOWN, 'more stage')}" if len(exposed) > EXPOSED_SHOWN else ""
         found.append(("leaving", f"Without a hot standby: {named}{more}"))
     return found
+
+
+def has_had_several(look: Look) -> bool:
+    """Whether there are several nodes, or were: a run that was begun with one node is to have no second copies."""
+    return len(look.status.nodes) > 1 or any(count > 1 for _, count in look.history.population)
 
 
 def _told(phase: str, detail: str) -> str:

@@ -20,7 +20,7 @@ CSS = (
 /* The run in one line. */
 .culm-head { display: flex; flex-wrap: wrap; gap: 0.2rem 0.7rem; align-items: baseline; line-height: 1.5; }
 .culm-head + [role="status"], .culm-head + .culm-firing { margin-top: 0.5rem; }
-.st-key-ring { align-items: center; }
+.st-key-wide-ring { align-items: center; }
 .culm-head strong { font-weight: 600; overflow-wrap: anywhere; }
 .culm-head > span:last-child { color: var(--culm-muted); }
 .culm-pill { color: var(--tone); border: 1px solid var(--tone); border-radius: 1rem; padding: 0 0.6rem;
@@ -77,6 +77,11 @@ table.culm-table .culm-number { text-align: right; }
 .culm-log li > span:nth-child(2) { font-weight: 600; }
 .culm-log li > span:nth-child(3) { color: var(--tone); }
 .culm-log li > span:nth-child(4) { white-space: pre-wrap; }
+ol.culm-events { list-style: none; margin: 0; padding: 0; }
+ol.culm-events li { border-bottom: 1px solid var(--culm-line); padding: 0.35rem 0; margin: 0; font-size: 0.92rem; }
+ol.culm-events li span { color: var(--culm-muted); font-size: 0.85rem; }
+ol.culm-events b { font-weight: 600; margin-left: 0.4rem; }
+ol.culm-events p { margin: 0; font-size: inherit; overflow-wrap: anywhere; }
 /* Time lines of incidents. */
 ol.culm-line { list-style: none; margin: 0; padding: 0; }
 ol.culm-line li { display: grid; grid-template-columns: minmax(118px, 190px) 1fr minmax(66px, auto); gap: 0.9rem;
@@ -104,7 +109,7 @@ ol.culm-line li > span:last-child { text-align: right; font-weight: 600; }
 .culm-cell.culm-stands { border-style: dashed; background: none; }
 .culm-cell.culm-seeds { border-style: dotted; background: none; }
 .culm-cell small { color: var(--culm-muted); font-size: 0.95em; }
-.st-key-map { display: none; }
+[class*="st-key-narrow-"] { display: none; }
 @media (max-width: 1100px) { dl.culm-figures { grid-template-columns: repeat(4, minmax(0, 1fr)); } }
 @media (max-width: 720px) {
   .stMainBlockContainer { padding: 4.3rem 0.9rem 1.5rem; }
@@ -115,8 +120,8 @@ ol.culm-line li > span:last-child { text-align: right; font-weight: 600; }
   .culm-log li { grid-template-columns: auto auto 1fr; gap: 0 0.6rem; padding: 0.15rem 0; }
   .culm-log li > span:nth-child(4) { grid-column: 1 / -1; }
   .culm-bands .culm-stage { grid-template-columns: 1fr; gap: 0.1rem; }
-  .st-key-ring { display: none; }
-  .st-key-map { display: flex; }
+  [class*="st-key-wide-"] { display: none; }
+  [class*="st-key-narrow-"] { display: flex; }
 }
 """
 )

@@ -85,6 +85,13 @@ def size(count: float) -> str:
     raise AssertionError
 
 
+def fewer(words: str, most: int) -> str:
+    """Of a list with semicolons so many of its parts, and how many more there are."""
+    parts = words.split("; ")
+    more = len(parts) - most
+    return words if more <= 0 else f"{'; '.join(parts[:most])}; and {more} more"
+
+
 def seconds_left(step: int, steps: int, samples_per_second: float, samples_per_step: int) -> float | None:
     """Seconds to the last step at the present speed; None while the speed is not known."""
     if not samples_per_second or not samples_per_step:

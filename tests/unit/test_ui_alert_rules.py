@@ -159,6 +159,12 @@ def test_those_that_wake_somebody_come_first() -> None:
     assert firing(seen) == ["CulmNoCommit", "CulmStageExposed"]
 
 
+@pytest.mark.parametrize(("kind", "phase"), [("done", "done"), ("failed", "failed")])
+def test_of_a_run_that_is_over_nobody_is_to_mend_anything(kind: str, phase: str) -> None:
+    over = a_run(event(6, 10.0, kind, 1, step=1))
+    assert firing(look(over, 2.0 + 20 * MINUTE, phase=phase, exposure={0: 150.0})) == []
+
+
 def test_what_holds_no_more_is_forgotten() -> None:
     _, pending = evaluate(look(a_run(), 30.0, checkpoint_fault="full"), START + 30.0, {})
     assert set(pending) == {"CulmCheckpointStorageAway"}

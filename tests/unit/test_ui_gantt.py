@@ -94,6 +94,13 @@ def test_the_page_shows_a_step() -> None:
     assert "1.18 times the ideal" in words(app)
 
 
+def test_an_ideal_without_tensor_workers_is_no_aim() -> None:
+    app = AppTest.from_string(PAGE.replace('"step")', '"epoch", helped=True)'), default_timeout=60.0).run()
+    assert not app.exception
+    assert "times the ideal" not in words(app)
+    assert "of the servers' own work: workers tell none" in words(app)
+
+
 RECORDED = """
 from pathlib import Path
 from culm.ui.recorded import DEMO, Recorded

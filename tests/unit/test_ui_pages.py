@@ -12,6 +12,7 @@ from streamlit.testing.v1 import AppTest
 from culm.pipeline.money.codec import to_line
 from culm.protos import coordinator_pb2 as pb
 from culm.ui.screens.cost import bill
+from culm.ui.screens.timetable import missing
 from tests.unit.test_ui_history import START, a_run_with_a_lost_node, event
 
 PATIENCE = 60.0
@@ -184,6 +185,7 @@ LIVE = """
 from dataclasses import replace
 from pathlib import Path
 from culm.ui.recorded import Recorded
+from culm.ui.screens.cost import to_come
 from culm.ui.screens.widgets import preempt
 
 class Live(Recorded):
@@ -192,22 +194,45 @@ class Live(Recorded):
     def look(self):
         return replace(super().look(), problem={problem!r})
 
-preempt(Live(Path({log!r}), clock=iter([0.0] + [7.5] * 100).__next__))
+{part}(Live(Path({log!r}), clock=iter([0.0] + [7.5] * 100).__next__))
 """
 
 
 @pytest.mark.parametrize("problem", ["", "The coordinator does not answer."])
 def test_nothing_can_be_preempted_where_that_is_not_allowed(log: Path, problem: str) -> None:
-    app = AppTest.from_string(LIVE.format(log=str(log), problem=problem), default_timeout=PATIENCE).run()
+    app = AppTest.from_string(
+        LIVE.format(part="preempt", log=str(log), problem=problem), default_timeout=PATIENCE
+    ).run()
     assert not app.exception
     assert not app.button
     assert ("--allow-kill" in words(app)) is not bool(problem)
+
+
+@pytest.mark.parametrize("problem", ["", "The coordinator does not answer."])
+def test_nobody_knows_the_end_while_the_coordinator_is_away(log: Path, problem: str) -> None:
+    app = AppTest.from_string(LIVE.format(part="to_come", log=str(log), problem=problem), default_timeout=PATIENCE)
+    assert ("a forecast takes" in words(app.run())) is not bool(problem)
 
 
 def test_of_a_recorded_run_nothing_is_said_about_preempting(log: Path) -> None:
     app = page("nodes", log)
     assert not app.button
     assert "--allow-kill" not in words(app)
+
+
+def test_a_narrow_page_tells_events_as_a_list(log: Path) -> None:
+    bodies = [each.proto.body for each in page("events", log).get("html")]
+    (told,) = [body for body in bodies if "culm-events" in body]
+    assert told.count("<li>") == 9
+    assert "</span> <b>lost</b><p>lost, because</p></li>" in told
+
+
+def test_rows_that_are_missing_are_told_in_one_line() -> None:
+    assert missing({"n1": "n1 does not answer"}) == "A row is missing: n1 does not answer"
+    told = missing({f"n{i}": f"n{i} does not answer" for i in range(200)})
+    assert told == (
+        "200 rows are missing, those of n0, n1, n2, n3, n4, n5 and 194 more. The first one: n0 does not answer"
+    )
 
 
 def test_a_bill_ends_with_the_run() -> None:

@@ -92,6 +92,25 @@ def test_what_everybody_has_to_know() -> None:
     assert told[3].endswith("stage 196 for 3 min 16 s, and 195 more stages")
 
 
+def test_the_last_node_of_several_is_said_to_have_no_standby() -> None:
+    alone = look(event(20, 10, "lost", 5, node="n1", incarnation=2), at=15.0)
+    assert [node.id for node in alone.status.nodes] == ["n2"]
+    alone.status.exposure.update({0: 5.0, 1: 5.0})
+    assert ("leaving", "Without a hot standby: stage 0 for 5.0 s, stage 1 for 5.0 s") in alerts(alone)
+    begun_alone = Look(status=alone.status)
+    assert alerts(begun_alone) == [], "a run of one node is to have no standby"
+
+
+def test_a_run_that_stands_still_names_some_of_those_that_it_waits_for() -> None:
+    stalled = look(at=9.5)
+    stalled.status.stalled_seconds = 400.0
+    stalled.status.awaited = "; ".join(f"n{i} with stage 0 (in 2B3 for 9 s)" for i in range(192))
+    (words,) = [words for tone, words in alerts(stalled) if tone == "bad"]
+    assert words.startswith("No commit for 6 min 40 s. Waiting for n0 with stage 0 (in 2B3 for 9 s); n1 with")
+    assert words.endswith("n3 with stage 0 (in 2B3 for 9 s); and 188 more")
+    assert "left" not in standing(stalled).told, "nobody knows when it goes on"
+
+
 def test_before_anything_is_known() -> None:
     assert standing(Look(problem="No coordinator answers yet.")).word == "no answer"
     assert standing(Look(status=pb.GetStatusResponse(phase="waiting", detail="waiting for 2"))).word == "waiting"

@@ -11,6 +11,7 @@ from culm.ui import markup, palette
 from culm.ui.charts import bar_columns, bar_spec
 from culm.ui.counting import counting
 from culm.ui.look import Look
+from culm.ui.node_order import by_name
 from culm.ui.outlook_words import (
     changes_of,
     dollars_changed,
@@ -79,8 +80,8 @@ def to_come(source: Source) -> None:
     """When the run ends, what that costs, and what the next machine would change of it."""
     look = source.look()
     cost, foreseen = look.cost, look.cost.forecast
-    if is_over(look) or look.ended or not foreseen.why:
-        return
+    if is_over(look) or look.ended or look.problem or not foreseen.why:
+        return  # without a coordinator nothing is committed: the end moves on, and nobody knows by how much
     st.html(markup.chart_title("to the end", ""))
     if foreseen.HasField("seconds"):
         st.html(markup.figures(told_of_the_rest(look, zone())))
@@ -147,7 +148,10 @@ def bills(source: Source) -> None:
     else:
         st.html(markup.note("No interruption has cost anything so far."))
     st.html(markup.chart_title("bills", ""))
-    rows = [bill(node, here, is_over(look)) for node in cost.nodes]
+    rows = [
+        bill(node, here, is_over(look))
+        for node in sorted(cost.nodes, key=lambda each: (by_name(each.node), each.joined))
+    ]
     if rows:
         st.dataframe(rows, hide_index=True, width="stretch", height=height_of(rows), key="bills", alt="Bills")
     else:

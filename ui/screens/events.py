@@ -12,7 +12,7 @@ from culm.ui.screens.widgets import TABLE_SECONDS, TEXT_SECONDS, height_of, pane
 from culm.ui.source import Source
 from culm.ui.words import moment
 
-SHOWN = 500
+SHOWN, SHOWN_NARROW = 500, 50
 WIDTHS = {
     "when": 170,
     "step": 80,
@@ -40,19 +40,23 @@ def listing(source: Source) -> None:
     if not rows:
         st.html(markup.note("No event is known yet." if not look.history.notable else "No event is of this kind."))
         return
-    st.dataframe(
-        rows,
-        hide_index=True,
-        width="stretch",
-        height=height_of(rows, 560),
-        key="events",
-        column_config={name: st.column_config.Column(width=width) for name, width in WIDTHS.items()},
-        alt="Events, the newest first",
-    )
+    with st.container(key="wide-events"):
+        st.dataframe(
+            rows,
+            hide_index=True,
+            width="stretch",
+            height=height_of(rows, 560),
+            key="events",
+            column_config={name: st.column_config.Column(width=width) for name, width in WIDTHS.items()},
+            alt="Events, the newest first",
+        )
+    with st.container(key="narrow-events"):  # of the table a phone shows everything but what happened
+        newest = events[: -SHOWN_NARROW - 1 : -1]
+        st.html(markup.told_events([(f"{moment(e.time, here)} · {step} {e.step:,}", e.kind, e.text) for e in newest]))
     st.html(
         markup.note(
-            f"{len(events)} of {len(look.history.notable)} events, newest first. The table shows {SHOWN} at most, "
-            f"without commits and usage: culm events lists all. {zone_note(look)}"
+            f"{len(events)} of {len(look.history.notable)} events, newest first. At most {SHOWN} are shown, on a "
+            f"narrow page {SHOWN_NARROW}, without commits and usage: culm events lists all. {zone_note(look)}"
         )
     )
 

@@ -20,7 +20,7 @@ from culm.ui.screens.overview import draw_curves
 from culm.ui.screens.widgets import TABLE_SECONDS, TEXT_SECONDS, height_of, panel, show_banner, zone, zone_note
 from culm.ui.source import Source
 from culm.ui.standing import is_over
-from culm.ui.words import after, clock, counted, milliseconds, moment, money, span
+from culm.ui.words import after, clock, counted, fewer, milliseconds, moment, money, span
 
 TONES = {
     "lost": "bad",
@@ -30,6 +30,7 @@ TONES = {
     "rollback": "apart",
     "coordinator": "apart",
 }
+WHY_SHOWN = 4  # parts of a reason: of a stall, nodes that it waits for
 AROUND_SECONDS = 30.0  # before and after an incident, in its charts at least
 EXPLAINED = (
     "Times of an incident count from one origin: for a lost node its last sign of life. Restored: every stage has two "
@@ -142,7 +143,11 @@ def detail(source: Source) -> None:
         st.html(markup.note(f"This run has no incident {chosen}. The link may be one of another run."))
         return
     here, tone = zone(), TONES[incident.kind]
-    st.html(markup.title(incident.title, incident.kind, tone, f"{moment(incident.time, here)}. {incident.why}"))
+    st.html(
+        markup.title(
+            incident.title, incident.kind, tone, f"{moment(incident.time, here)}. {fewer(incident.why, WHY_SHOWN)}"
+        )
+    )
     left, right = st.columns([3, 2], gap="large")
     with left:
         moments = incident.moments()

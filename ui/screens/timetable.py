@@ -1,5 +1,7 @@
 """One step as a timetable: who did what when, beside the ideal."""
 
+from collections.abc import Mapping
+
 import streamlit as st
 
 from culm.pipeline.critical_path import COMMIT, TRAVEL, by_kind, critical_path
@@ -21,6 +23,7 @@ PATH_EXPLAINED = (
     "used. Between: from one piece of work to the next. Ready: until a whole gradient is reported. Commit: from the "
     "last report to the commit. Applied: until its application begins."
 )
+NAMED = 6  # nodes without a row that a warning names
 NOTHING = "The nodes of a live run tell their timetables. There is none in a recording, nor before training."
 
 
@@ -58,18 +61,32 @@ def picture(source: Source) -> None:
     except JobError as error:
         st.warning(literal(str(error)), icon=":material/search_off:")
         return
-    shown(gathered, counting(look).step)
+    helped = any(node.resources.tensor_workers.workers for node in look.status.nodes)
+    shown(gathered, counting(look).step, helped)
 
 
-def shown(gathered: Gathered, step: str) -> None:
-    """The last of the steps; ``step``: what one is called."""
+def missing(silent: Mapping[str, str]) -> str:
+    """In one line whose rows are missing, and why the first one is: the others mostly have the same reason."""
+    names, first = list(silent), next(iter(silent.values()))
+    if len(names) == 1:
+        return f"A row is missing: {first}"
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return f"{len(names)} rows are missing, those of {', '.join(names[:NAMED])}{more}. The first one: {first}"
+
+
+def shown(gathered: Gathered, step: str, helped: bool = False) -> None:
+    """The last of the steps; ``step``: what one is called; ``helped``: tensor workers do a part of it.
+
+    Workers tell no timetables. So the ideal knows nothing of their time, and says nothing of what a step might take.
+    """
     timetable = gathered.timetables[-1]
     ideal, path = ideal_of(timetable), critical_path(timetable)
     legs = by_kind(path)
     travel, commit = legs.get(TRAVEL, (0.0, 0)), legs.get(COMMIT, (0.0, 0))
     best = ideal.seconds if ideal is not None else 0.0
-    taken = f"{timetable.seconds / best:.2f} times the ideal" if best else ""
+    taken = f"{timetable.seconds / best:.2f} times the ideal" if best and not helped else ""
     busiest = f"the busiest node works {milliseconds(ideal.busiest_seconds * 1e3)}" if ideal is not None else ""
+    busiest = "of the servers' own work: workers tell none" if helped else busiest
     figures = [
         (f"{step.capitalize()} {timetable.step}", milliseconds(timetable.seconds * 1e3), taken),
         ("Ideal", milliseconds(best * 1e3) if best else "–", busiest),
@@ -81,8 +98,8 @@ def shown(gathered: Gathered, step: str) -> None:
         ("Waited for the commit", milliseconds(commit[0] * 1e3), "from the last report"),
     ]
     st.html(markup.figures(figures))
-    for why in gathered.silent.values():
-        st.warning(f"A row is missing: {literal(why)}", icon=":material/visibility_off:")
+    if gathered.silent:
+        st.warning(literal(missing(gathered.silent)), icon=":material/visibility_off:")
     chart = gantt(timetable, ideal, scheme())
     st.vega_lite_chart(None, chart, width="stretch", key="timetable", alt=in_words(timetable, ideal))
     st.caption(

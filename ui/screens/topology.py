@@ -4,7 +4,7 @@ import streamlit as st
 
 from culm.ui import markup
 from culm.ui.counting import chunks_of
-from culm.ui.ring import MOST, in_words, ring_svg
+from culm.ui.ring import FEWEST, MOST, in_words, ring_svg
 from culm.ui.screens.graph import holders
 from culm.ui.screens.widgets import TEXT_SECONDS, banner, panel, preempt, scheme
 from culm.ui.source import Source
@@ -30,12 +30,12 @@ def picture(source: Source) -> None:
         st.html(markup.note(gone if is_over(look) else "No node is here. Start one with culm stage."))
         return
     whole = stage_map(status, lost)
-    if has_peers(status) or len(status.nodes) + len(lost) > MOST:
+    if has_peers(status) or not FEWEST <= len(status.nodes) + len(lost) <= MOST:
         st.html(whole)
     else:  # a ring's letters would be too small on a phone
-        with st.container(key="ring"):
+        with st.container(key="wide-ring"):
             st.image(ring_svg(status, lost, scheme()), width=860, alt=in_words(status, lost))
-        with st.container(key="map"):
+        with st.container(key="narrow-map"):
             st.html(whole)
     if status.plan.reason:
         st.html(markup.note(f"Plan {status.generation}: {status.plan.reason}"))
