@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from culm.coordinator import replicas, shapes
 from culm.coordinator.crossing import crossing, in_words, listed
+from culm.coordinator.moving import SLOWDOWN, STATE_BYTES
 from culm.coordinator.node_prices import per_second
 from culm.coordinator.shapes import Shape
 from culm.coordinator.step_cost import Estimate, Rates, Situation, estimate, least_cost, noisy_rates, rates
@@ -23,10 +24,6 @@ from culm.coordinator.zone_places import most_apart
 from culm.coordinator.zones import in_several_zones, several
 from culm.pipeline.plan import Stages
 
-STATE_BYTES = 12  # of a parameter with two optimizer moments, in float32
-# The part of training's speed that is lost while state moves: ``seed_bytes_per_second`` is chosen so that it is no
-# more.
-SLOWDOWN = 0.1
 # A gain below this is within what the estimate cannot tell: it knows nothing of transfer, caches or other guests.
 WORTHWHILE = 0.05
 # Nodes in all shapes that are laid out for one decision, those of the best bounds first: a commit waits for it.
