@@ -49,6 +49,8 @@ def _better(order: Sequence[str], stages: Stages, situation: Situation) -> tuple
     """A shape whose steps are shorter, or cheaper, by so much that moving pays."""
     present = estimate(stages, situation)
     nominal = rates(present, situation)
+    if not nominal.total(present):  # layers that cost nothing: no shape is better than another
+        return None
     if nominal.total(present) * (1.0 - WORTHWHILE) < least_cost(order, situation):
         return None  # to cut in vain at every commit takes longer the more stages there are
     found = _best(order, stages, situation, nominal)

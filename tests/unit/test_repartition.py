@@ -29,6 +29,15 @@ def test_what_is_balanced_stays() -> None:
     assert propose(FOUR, CALM) is None
 
 
+def test_layers_that_cost_nothing_stay_where_they_are() -> None:
+    """A model without parameters, whose layers nobody has timed."""
+    nothing = replace(CALM, layer_costs=(0.0,) * 12, layer_parameters=(0.0,) * 12)
+    assert propose(FOUR, nothing) is None
+    assert propose(FOUR, replace(nothing, nodes=CALM.nodes[:3], step_seconds=1.0, bytes_per_second=1e9)) is None
+    several = place(CALM.nodes, nothing.layer_costs, 2, copies=2, pipelines=4)
+    assert propose(several, replace(nothing, pipelines=4, nodes=CALM.nodes[:3])) is None
+
+
 def test_three_nodes_share_what_four_had() -> None:
     three = place(("n0", "n1", "n2"), CALM.layer_costs, 4, copies=2)
     proposal = propose(three, replace(CALM, nodes=("n0", "n1", "n2")))
