@@ -141,14 +141,15 @@ def _in_words(seen: Losses, costs: Costs, prices: Mapping[int, _Price], copies: 
     as_told = f" (of these {seen.from_trace} as in the given trace)" if seen.from_trace else ""
     words = (
         f"{copies} copies of every stage: up to {max(seen.bulks)} of {seen.nodes} nodes were lost at once, in "
-        f"{len(seen.bulks)} losses in {seen.hours:.1f} h{as_told}; in the {seen.hours_left:.1f} h that are left they cost "
-        f"{found.for_copies:.0f} s, and {found.for_rollbacks:.0f} s of rollbacks are to be expected, each of "
+        f"{len(seen.bulks)} losses in {seen.hours:.1f} h{as_told}; in the {seen.hours_left:.1f} h that are left they "
+        f"cost {found.for_copies:.0f} s, and {found.for_rollbacks:.0f} s of rollbacks are to be expected, each of "
         f"{costs.rollback:.0f} s"
     )
     others = sorted({present, copies - 1, copies + 1} & prices.keys() - {copies})
     if others:
-        told = [f"{n} copies {prices[n].for_copies:.0f} s and {prices[n].for_rollbacks:.0f} s" for n in others]
-        words += f"; with {', with '.join(told)}"
+        beside = ((n, prices[n]) for n in others)
+        told = [f"with {n} copies {price.for_copies:.0f} s and {price.for_rollbacks:.0f} s" for n, price in beside]
+        words += f"; {', '.join(told)}"
     if costs.taken:
         words += f"; {costs.taken}"
     whole = sum(bulk >= seen.nodes for bulk in seen.bulks)

@@ -83,8 +83,9 @@ def test_the_reason_has_both_costs_and_those_of_the_numbers_beside_it() -> None:
     assert (copies, why) == (
         4,
         "4 copies of every stage: up to 6 of 20 nodes were lost at once, in 7 losses in 10.0 h; in the 10.0 h that are "
-        f"left they cost 290 s, and {rolled[2]:.0f} s of rollbacks are to be expected, each of 300 s; with 2 copies 0 s "
-        f"and {rolled[0]:.0f} s, with 3 copies 145 s and {rolled[1]:.0f} s, with 5 copies 435 s and {rolled[3]:.0f} s",
+        f"left they cost 290 s, and {rolled[2]:.0f} s of rollbacks are to be expected, each of 300 s; with 2 copies "
+        f"0 s and {rolled[0]:.0f} s, with 3 copies 145 s and {rolled[1]:.0f} s, "
+        f"with 5 copies 435 s and {rolled[3]:.0f} s",
     )
     _, why = choose(IN_BULK, replace(CHEAP, taken="no link has been measured"), present=2)
     assert why.endswith("; no link has been measured")
