@@ -9,9 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from culm.coordinator.moving import STATE_BYTES
 from culm.pipeline.partition import partition
 from culm.pipeline.schedule import Schedule
-from culm.simulator.markets.job_profile import STATE_BYTES, Cluster
+from culm.simulator.markets.job_profile import Cluster
 from culm.simulator.markets.step_time import Durations, StepRun
 from culm.simulator.markets.workload import GRADIENT_BYTES, PUBLISHED, SPOT, Published, fitted
 

@@ -11,19 +11,42 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, stdev
 
-from culm.coordinator.copies import MOST_ROLLBACKS
+from benchmarks.strategies import WORKLOADS
+from culm.coordinator.copy_costs import FEWEST, Costs
+from culm.coordinator.moving import SLOWDOWN
 from culm.coordinator.state import NOTHING_BEFORE, BulksBefore
 from culm.simulator.markets.chain_of_copies import AUTO, HOUR, Chain, Outcome
+from culm.simulator.markets.compare import CHECKPOINT_SECONDS
+from culm.simulator.markets.job_profile import Cluster, of_published
 from culm.simulator.markets.trace import Change, bulks_before, read_trace
+from culm.simulator.markets.workload import GRADIENT_BYTES
 
 SEEDING = (2.0, 60.0)  # seconds until a new copy is whole
+
+
+def costs_of_bert() -> Costs:
+    """What "auto" weighs: one pipeline of BERT's published step, a layer a stage, and a checkpoint every 600 s."""
+    profile, cluster = of_published(WORKLOADS["bert"]), Cluster()
+    step = profile.least_step_seconds()
+    gradients = GRADIENT_BYTES * max(profile.parameters) / cluster.bytes_per_second
+    state = profile.state_bytes / len(profile.layers)
+    return Costs(
+        step=step,
+        of_step=lambda copies: max(0, copies - FEWEST) * gradients,
+        to_seed=SLOWDOWN * state / cluster.seed_bytes_per_second,
+        rollback=CHECKPOINT_SECONDS / 2 + state / cluster.seed_bytes_per_second,
+    )
 
 
 def outcomes(
     changes: Sequence[Change], copies: int, seeding: float, seeds: int, before: BulksBefore = NOTHING_BEFORE
 ) -> list[Outcome]:
     """A run for each seed."""
-    runs = (Chain(changes=changes, copies=copies, seed=seed, seeding=seeding, before=before) for seed in range(seeds))
+    costs = costs_of_bert()
+    runs = (
+        Chain(changes=changes, copies=copies, seed=seed, seeding=seeding, before=before, costs=costs)
+        for seed in range(seeds)
+    )
     return [run.run() for run in runs]
 
 
@@ -53,7 +76,9 @@ def main() -> None:
         hours = changes[-1].at / HOUR
         removed = sum(change.kind == "remove" for change in changes)
         print(f"{Path(path).name}: {hours:.1f} h, {removed} removals, {arguments.seeds} seeds")
-        print(f'"auto": at most {MOST_ROLLBACKS:g} rollbacks expected in the time that is left\n')
+        costs = costs_of_bert()
+        longer = f"{costs.of_step(FEWEST + 1):.3f} s longer for each copy beyond {FEWEST}"
+        print(f'"auto": a step of {costs.step:.2f} s is {longer}, a rollback takes {costs.rollback:.0f} s\n')
         print("| copies | a new one takes | rollbacks | most | runs without any | copies in the mean |")
         print("| --- | --- | --- | --- | --- | --- |")
         for seeding in arguments.seeding:

@@ -21,7 +21,7 @@ EVERY = 4  # between two numbers of machines
 def shapes(profile: Profile, machines: int) -> Iterator[float]:
     """Seconds of a step under each shape of so many machines."""
     cluster, names = Cluster(), [f"n{i}" for i in range(machines)]
-    for ranges in partitions([1.0] * len(profile.layers), min(machines, profile.most_stages)):
+    for ranges in partitions((1.0,) * len(profile.layers), min(machines, profile.most_stages)):
         rows = replicas.count(machines, len(ranges), profile.pipelines)
         grid = [names[i * len(ranges) : (i + 1) * len(ranges)] for i in range(rows)]
         stages = replicas.laid_out(grid, ranges, profile.pipelines, profile.parameters)

@@ -318,6 +318,10 @@ def _target(state: State, plan: Plan, stages: Stages, facts: Layers, now: float)
     growing = len(stages) < min(asked, len(usable))
     if settings.whole_pipelines:
         growing = len(stages[0].distinct_owners) < min(settings.pipelines, len(usable))
+    elif settings.pipelines > 1:  # or most nodes have no work
+        owners = {owner for stage in stages for owner in stage.distinct_owners}
+        most = settings.pipelines * max(asked, settings.most_stages)
+        growing = growing or 2 * len(owners) <= min(most, len(usable))
     if busy or settling.quiet(state, now) < settings.settle_seconds / (settling.GROWS_AFTER if growing else 1):
         return (), ""
     proposal = propose(stages, situation_of(state, now))

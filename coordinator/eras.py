@@ -71,10 +71,13 @@ def begin_era(state: State, now: float) -> Decision:
         return state, (*([Persist()] if gone else []), *gone, *waits)
     zones = zones_of(state)
     measured = cutting.settled(state)  # on record only once a cut is made: until then more nodes may tell their times
-    measured, more_copies = at_the_start(measured, len(nodes), now)
     stages, lacking = _placed(measured, nodes, least, zones, measured.copies_wanted)
-    if lacking and more_copies:  # those beyond what the job asks for follow where they fit
-        stages, lacking = _placed(measured, nodes, least, zones, state.copies_wanted)
+    other_copies = ""
+    if not lacking:
+        measured, other_copies = at_the_start(measured, stages, len(nodes), now)
+    if other_copies:  # where they do not fit they follow once they do
+        others, small = _placed(measured, nodes, least, zones, measured.copies_wanted)
+        stages = stages if small else others
     without = ""
     if lacking and state.era > 0:  # what is left goes on, and standbys follow where they fit
         stages, still = _placed(measured, nodes, least, zones, 1)
@@ -88,7 +91,7 @@ def begin_era(state: State, now: float) -> Decision:
         reason += f", which is in {state.origin}"
     cut = cutting.in_words(state, stages)
     crossing = in_words(stages, zones, sizes_of(state), prices_of(state))
-    reason = reason_of([reason, *filter(None, [cut, more_copies, crossing, without])])
+    reason = reason_of([reason, *filter(None, [cut, other_copies, crossing, without])])
     pause = state.pause  # the era begins where the run is paused: nodes take their parts, and begin no step
     state = replace(state, phase=Phase.RUNNING if pause is None else Phase.PAUSED)
     state, plan, records = with_plan(state, stages, reason_of([reason, *([str(pause)] if pause else [])]), now)

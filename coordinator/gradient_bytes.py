@@ -17,15 +17,18 @@ from culm.coordinator.zones import GRADIENT_BYTES
 from culm.pipeline.plan import Stages
 
 
-def most_sent(stages: Stages, parameters: Sequence[float]) -> float:
-    """By the node that sends most. ``parameters[i]`` is the number of layer i's parameters."""
+def most_sent(stages: Stages, parameters: Sequence[float], copies: int = 0) -> float:
+    """By the node that sends most. ``parameters[i]`` is the number of layer i's parameters.
+
+    With ``copies`` every stage is taken to have so many, or as many as it has owners, in place of those it has.
+    """
     sent: dict[str, float] = {}
     for stage in stages:
         sizes = by_bucket(parameters[stage.first_layer : stage.end_layer], stage.buckets.counts)
         added_up = dict.fromkeys(stage.distinct_owners, 0.0)
         for place, size in enumerate(sizes):
             added_up[stage.reducer_at(place)] += size
-        others = len(stage.holders()) - 1
+        others = (max(copies, len(added_up)) if copies else len(stage.holders())) - 1
         for owner, own in added_up.items():
             sent[owner] = sent.get(owner, 0.0) + GRADIENT_BYTES * (sum(sizes) - own + own * others)
     return max(sent.values())

@@ -319,7 +319,6 @@ def lose(state: State, lost: Mapping[str, str], now: float, by_choice: bool = Fa
         lost_at=(*state.lost_at, *(now for _ in gone))[-LOST_REMEMBERED:],
     )
     state = saving.again(state)
-    state, more_copies = copies.after_losses(state, len(state.nodes) + len(gone), now)
     commands: list[Command] = []
     for node in gone.values():
         stages = state.plan.owned_by(node.node) if state.plan else ()
@@ -339,6 +338,7 @@ def lose(state: State, lost: Mapping[str, str], now: float, by_choice: bool = Fa
         return state, (*commands, Persist())
     if state.phase is Phase.FAILED:  # nobody goes on with what it held
         return replace(state, plan=None, exposed_since={}), (*commands, Persist())
+    state, other_copies = copies.after_losses(state, plan.stages, len(state.nodes) + len(gone), now)
     budget = budget_of(state)
     stages_left, reasons = promote(plan.stages, list(gone), state.layer_costs, budget)
     if stages_left is not None and state.settings.staleness.most and any(plan.owned_by(name) for name in gone):
@@ -346,13 +346,13 @@ def lose(state: State, lost: Mapping[str, str], now: float, by_choice: bool = Fa
     if stages_left is None:
         done = ["the run was done, but its weights were neither saved nor fetched"]
         reasons = [*(done if state.phase is Phase.DONE else []), *reasons]
-        rolled_back, more = roll_back(state, reason_of(reasons))
+        rolled_back, more = roll_back(state, reason_of([*reasons, *filter(None, [other_copies])]))
         return rolled_back, (*commands, *more)
     warnings = tight(budget, plan.stages, stages_left)
     if state.settings.redundancy:
         there, copies_wanted = usable(state), state.copies_wanted
         stages_left, repairs = repair(stages_left, there, zones=zones_of(state), copies=copies_wanted, budget=budget)
-        reasons = [*reasons, *filter(None, [more_copies]), *repairs]
+        reasons = [*reasons, *filter(None, [other_copies]), *repairs]
     # After the last commit no work is left to be taken over, and no commit will tell that it was.
     begun = state.phase is Phase.RUNNING
     moved = tuple(

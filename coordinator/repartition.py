@@ -4,7 +4,11 @@
 # changes anyhow:
 #
 #     saved = gain * seconds until the next lost node
-#     spent = SLOWDOWN * seconds that the moved state needs on the link
+#     spent = SLOWDOWN * seconds that the moved state needs (``moving``)
+#
+# A move that is not over when the next node is lost may be in vain: the shape to be may need that node. So where moving
+# to all nodes takes longer a shape of the present owners and half of the others is looked for, then of a fourth, and so
+# on. The rest follows with the next moves.
 #
 # Units cancel: what is to be least (``step_cost``) is relative, so the gain is a fraction, and seconds come from the
 # link and from how often nodes are lost. The gain is what is left of it if measures are off by a tenth, in whichever
@@ -12,10 +16,11 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from culm.coordinator import replicas, shapes
 from culm.coordinator.crossing import crossing, in_words, listed
+from culm.coordinator.moving import SLOWDOWN, given
 from culm.coordinator.node_prices import per_second
 from culm.coordinator.shapes import Shape
 from culm.coordinator.step_cost import Estimate, Rates, Situation, estimate, least_cost, noisy_rates, rates
@@ -23,10 +28,6 @@ from culm.coordinator.zone_places import most_apart
 from culm.coordinator.zones import in_several_zones, several
 from culm.pipeline.plan import Stages
 
-STATE_BYTES = 12  # of a parameter with two optimizer moments, in float32
-# The part of training's speed that is lost while state moves: ``seed_bytes_per_second`` is chosen so that it is no
-# more.
-SLOWDOWN = 0.1
 # A gain below this is within what the estimate cannot tell: it knows nothing of transfer, caches or other guests.
 WORTHWHILE = 0.05
 # Nodes in all shapes that are laid out for one decision, those of the best bounds first: a commit waits for it.
@@ -52,9 +53,11 @@ def _better(order: Sequence[str], stages: Stages, situation: Situation) -> tuple
     """A shape whose steps are shorter, or cheaper, by so much that moving pays."""
     present = estimate(stages, situation)
     nominal = rates(present, situation)
+    if not nominal.total(present):  # layers that cost nothing: no shape is better than another
+        return None
     if nominal.total(present) * (1.0 - WORTHWHILE) < least_cost(order, situation):
         return None  # to cut in vain at every commit takes longer the more stages there are
-    found = _best(order, stages, situation, nominal)
+    found = _in_time(order, stages, situation, nominal)
     if found is None:
         return None
     better = found.stages
@@ -64,8 +67,8 @@ def _better(order: Sequence[str], stages: Stages, situation: Situation) -> tuple
     gain = min(1.0 - off.total(after) / off.total(present) for off in noisy_rates(present, situation))
     if gain < WORTHWHILE:
         return None
-    moved = _moved(better, stages, situation)
-    saved, spent = gain * situation.seconds_to_next_lost, SLOWDOWN * moved / situation.seed_bytes_per_second
+    move = _move(better, stages, situation)
+    saved, spent = gain * situation.seconds_to_next_lost, SLOWDOWN * move.seconds
     if saved <= spent:
         return None
     shorter = 1.0 - nominal.length(after) / nominal.length(present)
@@ -77,7 +80,7 @@ def _better(order: Sequence[str], stages: Stages, situation: Situation) -> tuple
     words = [
         f"{shape_in_words(better)} in place of {shape_in_words(stages)}: {takes}, "
         f"which saves {saved:.0f} s until the next node is expected to be lost",
-        f"moving {moved / 1e6:.0f} MB costs {spent:.1f} s",
+        f"moving {move.size / 1e6:.0f} MB costs {spent:.1f} s",
         found.too_large,
         in_words(better, situation.zones, situation.sizes, situation.prices),
         _price_in_words(better, stages, situation, nominal),
@@ -105,40 +108,55 @@ def _apart_again(order: Sequence[str], stages: Stages, situation: Situation) -> 
         return None
     ranges = tuple((stage.first_layer, stage.end_layer) for stage in stages)
     laid = shapes.laid_out(Shape(rows, ranges, Estimate(0.0)), order, stages, situation)
-    moved = _moved(laid, stages, situation)
-    seconds = moved / situation.seed_bytes_per_second
+    move = _move(laid, stages, situation)
     present = estimate(stages, situation)
     nominal = rates(present, situation)
     worse = nominal.total(estimate(laid, situation)) > nominal.total(present) * (1.0 + WORTHWHILE)
-    if worse or seconds >= situation.seconds_to_next_lost:
+    if worse or move.seconds >= situation.seconds_to_next_lost:
         return None
     if situation.budget.too_small(laid, stages):
         return None
     words = [
         f"owners move, since one zone has all those of these stages: {listed(in_one)}",
-        f"moving {moved / 1e6:.0f} MB takes {seconds:.1f} s",
+        f"moving {move.size / 1e6:.0f} MB takes {move.seconds:.1f} s",
         in_words(laid, situation.zones, situation.sizes, situation.prices),
     ]
     return laid, "; ".join(words)
 
 
-def _moved(better: Stages, before: Stages, situation: Situation) -> float:
-    """Bytes that nodes are seeded with."""
-    held = shapes.held_layers(before)
-    nothing: frozenset[int] = frozenset()
-    return STATE_BYTES * sum(
-        situation.layer_parameters[layer]
-        for stage in better
-        for node in stage.holders()
-        for layer in stage.layers
-        if layer not in held.get(node, nothing)
-    )
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """What nodes are seeded with for another shape: bytes, and the seconds until they have it."""
+
+    size: float
+    seconds: float
+
+
+def _move(better: Stages, before: Stages, situation: Situation) -> _Move:
+    by_giver = given(better, before, situation.layer_parameters)
+    most = max(by_giver.values(), default=0.0)
+    return _Move(sum(by_giver.values()), most / situation.seed_bytes_per_second)
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
     stages: Stages
     too_large: str  # a better shape, and why it is not taken; empty: there is none
+
+
+def _in_time(order: Sequence[str], stages: Stages, situation: Situation, nominal: Rates) -> _Found | None:
+    """The best shape of all nodes, or of so many that state moves to them before the next one is likely lost."""
+    owners = {owner for stage in stages for owner in stage.distinct_owners}
+    count = len(order)
+    found = _best(order, stages, situation, nominal)
+    while found and _move(found.stages, stages, situation).seconds > situation.seconds_to_next_lost:
+        kept = sum(name in owners for name in order)
+        if count - kept < 2:
+            break
+        count = kept + (count - kept) // 2
+        fewer = replace(situation, nodes=tuple(name for name in situation.nodes if name in set(order[:count])))
+        found = _best(order[:count], stages, fewer, nominal)
+    return found
 
 
 def _best(order: Sequence[str], before: Stages, situation: Situation, nominal: Rates) -> _Found | None:

@@ -80,7 +80,7 @@ class Settings:
     keeps_best: bool = False  # whether the best checkpoint stays; else it does as long as newer ones leave it
     worse_allowed: int = 0  # evaluations in a row that are no better than the best, until the run ends; 0: any number
     copies: int = 2  # of every stage, the owner's among them; 1: without redundancy
-    chooses_copies: bool = False  # whether they become more where nodes are lost in bulk
+    chooses_copies: bool = False  # whether their number follows how nodes are lost, and what copies cost
     bulks_before: BulksBefore = NOTHING_BEFORE
     auto: bool = False  # which redundancy is chosen at run time
     on_accelerators: bool = False  # whose memory holds the layers; boundary tensors lie in the host's
@@ -352,7 +352,7 @@ class State:
     # -- what decisions about the shape go by
     changed_at: float = 0.0  # when the set of nodes, or the cut of the model, changed last
     lost_at: tuple[float, ...] = ()  # when each of the last nodes was lost
-    copies: int = 0  # of every stage, if they became more than the job asks for. Invariant: never falls.
+    copies: int = 0  # of every stage, if the run has chosen a number; see ``culm.coordinator.copies``
     # Since when a new leader waits for the nodes to attach to it; None: it decides. Meanwhile it loses nobody and
     # commits nothing: what was persisted may be older than what the nodes know (rule 8).
     took_over_at: float | None = None

@@ -277,9 +277,9 @@ class ResilienceSection(Section):
     ] = "device"
     copies: Annotated[
         Annotated[int, Field(ge=2, le=16)] | Literal["auto"],
-        'how many nodes hold each stage, its owners among them, so that one less may be lost at once. With "auto" they '
-        "are 2, or as many as a trace that the coordinator is given asks for, and become more where the bulks of lost "
-        "nodes ask for it",
+        'how many nodes hold each stage, its owners among them, so that one less may be lost at once. With "auto" a '
+        "run begins with 2, or as many as a trace that the coordinator is given asks for. After each loss it weighs "
+        "what copies cost its steps against what rollbacks would cost it, and takes the number that costs least",
     ] = 2
     audit: Annotated[
         Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False, strict=False)],

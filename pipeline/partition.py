@@ -1,6 +1,7 @@
 """Cutting a model's layers into stages of about equal cost."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 
 def partition(
@@ -15,7 +16,8 @@ def partition(
     return _read(_last_cuts(costs, stages, slowness), stages)
 
 
-def partitions(costs: Sequence[float], most: int) -> tuple[tuple[tuple[int, int], ...], ...]:
+@lru_cache(maxsize=16)  # a coordinator asks for one model's at every look at the shape
+def partitions(costs: tuple[float, ...], most: int) -> tuple[tuple[tuple[int, int], ...], ...]:
     """What ``partition`` gives for 1, 2, .. ``most`` stages of equal nodes, for the work of the last one."""
     cut = _last_cuts(costs, most)
     return tuple(_read(cut, stages) for stages in range(1, most + 1))

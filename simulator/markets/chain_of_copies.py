@@ -13,20 +13,24 @@
 # seeded. A stage without any such copy left is a rollback; then all that are there hold their part from a checkpoint.
 # Of stages that go within a second of each other one rollback comes, as of one decision.
 #
-# Nothing of speed, price or steps is here: ``culm_run`` has that, with the coordinator's own decisions.
+# Nothing of speed, price or steps is here but what "auto" weighs (``costs``): ``culm_run`` has that, with the
+# coordinator's own decisions. The number of copies only grows here.
 
 import random
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from culm.coordinator.copies import FEWEST, Losses, and_before, choose
+from culm.coordinator.copies import Losses, and_before, choose
+from culm.coordinator.copy_costs import FEWEST, Costs
 from culm.coordinator.settling import BULK_SECONDS
 from culm.coordinator.state import NOTHING_BEFORE, BulksBefore
 from culm.simulator.markets.trace import Change
 
 HOUR = 3600.0
 AUTO = 0  # copies: chosen from the bulks that were seen
+# Of copies that cost nothing: what speaks against them is how little a rollback costs.
+FREE = Costs(step=1.0, of_step=lambda copies: 0.0, to_seed=0.0, rollback=300.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +52,7 @@ class _Stage:
 class Chain:
     """One run. ``copies``: how many each stage has, or AUTO; ``seeding``: seconds until a new copy is whole.
 
-    ``before``: what a trace told before the run, for AUTO.
+    ``before``: what a trace told before the run, and ``costs``: what copies cost, both for AUTO.
     """
 
     changes: Sequence[Change]
@@ -57,6 +61,7 @@ class Chain:
     seeding: float
     starts_up: float = 45.0
     before: BulksBefore = NOTHING_BEFORE
+    costs: Costs = FREE
     _ring: list[str] = field(default_factory=list)
     _stages: list[_Stage] = field(default_factory=list)
     _wanted: int = FEWEST
@@ -114,8 +119,8 @@ class Chain:
 
     def _chosen(self, now: float, nodes: int, end: float) -> int:
         hours, left = now / HOUR, (end - now) / HOUR
-        seen = Losses(bulks=self._bulks, hours=hours, nodes=nodes, stages=nodes, hours_left=left)
-        return choose(and_before(seen, self.before), self._wanted)[0]
+        seen = Losses(bulks=self._bulks, hours=hours, nodes=nodes, owners=[1] * nodes, hours_left=left)
+        return max(self._wanted, choose(and_before(seen, self.before), self.costs, self._wanted)[0])
 
     def _restore(self, now: float) -> None:
         """All holders have their part from a checkpoint."""

@@ -296,5 +296,6 @@ def _settings(profile: Profile, cluster: Cluster, choice: Choice) -> co.Settings
         settle_seconds=choice.settle_seconds,
         seed_bytes_per_second=cluster.seed_bytes_per_second,
         checkpoint_url="memory://simulated",
+        checkpoint_every=choice.checkpoint_steps,
         samples_per_step=profile.samples_per_step,
     )

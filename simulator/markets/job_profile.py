@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
+from culm.coordinator.moving import STATE_BYTES
 from culm.coordinator.zones import apart
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job
@@ -17,9 +18,6 @@ from culm.pipeline.schedule import Schedule
 from culm.simulator.markets.grid_step import GridWork, StageSeconds
 from culm.simulator.markets.step_time import Durations
 from culm.simulator.markets.workload import BAMBOO, GRADIENT_BYTES, HOP, LINK, SPOT, Published, fitted
-
-STATE_BYTES = 12  # of a parameter with two optimizer moments, in float32
-
 
 CONFIG = ConfigDict(extra="forbid")
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from culm.coordinator.repartition import SLOWDOWN
+from culm.coordinator.moving import SLOWDOWN
 from culm.pipeline.plan import Plan, Stages
 from culm.simulator.markets.grid_step import GridStep
 from culm.simulator.markets.job_profile import Cluster, Profile

@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from culm.coordinator.moving import STATE_BYTES
 from culm.pipeline.plan import Plan
-from culm.simulator.markets.job_profile import STATE_BYTES, Cluster, Profile
+from culm.simulator.markets.job_profile import Cluster, Profile
 
 # Every plan says anew who is to hold what. What moves already goes on if it is still asked for; the rest is given up.
 # What is new begins at once. A giver has one rate for all that it seeds, one part after another: the second part of a

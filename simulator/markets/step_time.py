@@ -93,7 +93,7 @@ class StepRun:
     def room_for_forwards(self) -> float:
         """The share of a stage's forwards that another's bubbles hold."""
         busiest = max((self.times(node) for node in dict.fromkeys(self.owners)), key=lambda times: times.forward)
-        return min(1.0, busiest.bubble / busiest.forward)
+        return min(1.0, busiest.bubble / busiest.forward) if busiest.forward else 1.0
 
     def of(self, stages: Stages) -> "StepRun":
         """The same step, run by the owners of these stages: one that may lose some of them."""

@@ -4,10 +4,12 @@ from statistics import mean
 
 import pytest
 
+from culm.coordinator.copy_costs import Costs
 from culm.simulator.markets.chain_of_copies import AUTO, HOUR, Chain, Outcome
 from culm.simulator.markets.trace import Change
 
 NODES = 12
+COSTS = Costs(step=10.0, of_step=lambda copies: 0.5 * (copies - 2), to_seed=0.0, rollback=300.0)
 
 
 def added(count: int = NODES) -> list[Change]:
@@ -19,7 +21,7 @@ def removed(at: float, *numbers: int) -> list[Change]:
 
 
 def run(changes: list[Change], copies: int = 2, seed: int = 0, seeding: float = 10.0) -> Outcome:
-    return Chain(changes=changes, copies=copies, seed=seed, seeding=seeding).run()
+    return Chain(changes=changes, copies=copies, seed=seed, seeding=seeding, costs=COSTS).run()
 
 
 def share(changes: list[Change], copies: int, seeds: int = 400, seeding: float = 10.0) -> float:

@@ -35,4 +35,4 @@ def test_no_cut_has_a_cheaper_worst_stage(costs: list[int], data: st.DataObject)
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=8))
 def test_all_numbers_of_stages_at_once_are_each_cut_alike(costs: list[int]) -> None:
-    assert partitions(costs, len(costs)) == tuple(partition(costs, n) for n in range(1, len(costs) + 1))
+    assert partitions(tuple(costs), len(costs)) == tuple(partition(costs, n) for n in range(1, len(costs) + 1))

@@ -6,6 +6,7 @@ import pytest
 
 from culm.coordinator.gradient_bytes import most_sent
 from culm.coordinator.placement import place
+from culm.coordinator.moving import given
 from culm.coordinator.repartition import propose
 from culm.coordinator.standbys import repair
 from culm.coordinator.step_cost import Situation, step_cost
@@ -27,6 +28,15 @@ FOUR = place(CALM.nodes, CALM.layer_costs, 4, copies=2)
 
 def test_what_is_balanced_stays() -> None:
     assert propose(FOUR, CALM) is None
+
+
+def test_layers_that_cost_nothing_stay_where_they_are() -> None:
+    """A model without parameters, whose layers nobody has timed."""
+    nothing = replace(CALM, layer_costs=(0.0,) * 12, layer_parameters=(0.0,) * 12)
+    assert propose(FOUR, nothing) is None
+    assert propose(FOUR, replace(nothing, nodes=CALM.nodes[:3], step_seconds=1.0, bytes_per_second=1e9)) is None
+    several = place(CALM.nodes, nothing.layer_costs, 2, copies=2, pipelines=4)
+    assert propose(several, replace(nothing, pipelines=4, nodes=CALM.nodes[:3])) is None
 
 
 def test_three_nodes_share_what_four_had() -> None:
@@ -110,3 +120,42 @@ def test_what_each_node_sends_of_gradients() -> None:
     assert most_sent(two, CALM.layer_parameters) == 24e6
     three_copies = place(CALM.nodes, CALM.layer_costs, 2, copies=3, pipelines=4)
     assert most_sent(three_copies, CALM.layer_parameters) == 1.5 * 24e6
+
+
+MANY = replace(
+    CALM,
+    pipelines=8,
+    microbatches=64,
+    nodes=tuple(f"n{i}" for i in range(32)),
+    seed_bytes_per_second=1e6,
+    copies=2,
+    step_seconds=10.0,
+    bytes_per_second=1e7,
+)
+
+
+def test_holders_give_side_by_side() -> None:
+    """Each of four owners gives its 36 MB to one newcomer."""
+    eight = place(MANY.nodes[:8], MANY.layer_costs, 4, copies=2, pipelines=8)
+    before = place(MANY.nodes[:4], MANY.layer_costs, 4, copies=1, pipelines=8)
+    assert given(eight, before, MANY.layer_parameters) == {f"n{i}": 36e6 for i in range(4)}
+    proposal = propose(before, replace(MANY, nodes=MANY.nodes[:8], copies=1, seconds_to_next_lost=40.0))
+    assert proposal is not None
+    assert "moving 144 MB costs 3.6 s" in proposal[1]
+
+
+def test_a_run_grows_in_parts_where_nodes_are_lost_before_all_could_be_seeded() -> None:
+    """The four owners would need 252 s for 28 others, and can seed four before the next node is lost."""
+    stages = place(MANY.nodes[:4], MANY.layer_costs, 4, copies=1, pipelines=8)
+    calm = propose(stages, replace(MANY, copies=1))
+    assert calm is not None
+    assert len({owner for stage in calm[0] for owner in stage.distinct_owners}) == 32
+    hasty = replace(MANY, copies=1, seconds_to_next_lost=40.0)
+    sizes = []
+    while (proposal := propose(stages, hasty)) is not None:
+        before, stages = stages, proposal[0]
+        assert max(given(stages, before, MANY.layer_parameters).values()) / MANY.seed_bytes_per_second <= 40.0
+        sizes.append(len({owner for stage in stages for owner in stage.distinct_owners}))
+    assert sizes == sorted(sizes)
+    assert sizes[0] > 4
+    assert len(sizes) > 1

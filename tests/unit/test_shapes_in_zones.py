@@ -72,7 +72,7 @@ def test_owners_in_one_zone_move_apart_once_there_is_another() -> None:
         "between zones a step sends 96.0 MB of parameter gradients, and activations at 0 of 2 boundaries"
     )
     assert propose(stages, situation) is None
-    assert propose(left, replace(situation, seed_bytes_per_second=1e6, seconds_to_next_lost=100.0)) is None
+    assert propose(left, replace(situation, seed_bytes_per_second=1e6, seconds_to_next_lost=50.0)) is None
 
 
 def drawn(draw: random.Random) -> tuple[Stages, Situation]:

@@ -54,6 +54,8 @@ def test_times_of_a_node_fill_the_step() -> None:
     assert times.bubble == pytest.approx(3 * (F + B))
     assert four().room_for_forwards() == 1.0
     assert four(microbatches=80).room_for_forwards() == pytest.approx(3 * 3 / 80)
+    nothing = StepRun(owners=("a", "b"), schedule=Schedule(2, 1), durations=Durations((0.0,) * 2, (0.0,) * 2))
+    assert nothing.room_for_forwards() == 1.0
 
 
 @given(
