@@ -130,6 +130,11 @@ def _told(phase: str, detail: str) -> str:
     return f"{phase.capitalize()}{detail[len(phase) :] if detail.startswith(phase) else f': {detail}'}"
 
 
+def nobody_is_here(look: Look) -> str:
+    """Of a run without nodes that goes on, or of which nothing is known."""
+    return "No node is here. Start one with culm stage." if look.status.phase else "Nothing is known of the run yet."
+
+
 def exposure(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 60 else span(seconds)
 

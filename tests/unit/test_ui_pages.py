@@ -194,7 +194,7 @@ class Live(Recorded):
     def look(self):
         return replace(super().look(), problem={problem!r})
 
-{part}(Live(Path({log!r}), clock=iter([0.0] + [7.5] * 100).__next__))
+{part}(Live(Path({log!r}), clock=iter([0.0] + [3.0] * 100).__next__))
 """
 
 
@@ -247,7 +247,16 @@ from culm.ui.source import Live
 """
 
 
-@pytest.mark.parametrize(("name", "said"), [("cost", "No node has joined yet."), ("events", "No event is known yet.")])
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("topology", "Nothing is known of the run yet."),
+        ("incidents", "Nothing is known of the run yet."),
+        ("nodes", "Nothing is known of the run yet."),
+        ("cost", "No node has joined yet."),
+        ("events", "No event is known yet."),
+    ],
+)
 def test_where_nobody_has_ever_answered_there_is_no_empty_table(name: str, said: str) -> None:
     app = AppTest.from_string(NEVER.format(page=name), default_timeout=PATIENCE).run()
     assert not app.exception

@@ -51,6 +51,9 @@ def show(source: Source) -> None:
 def listing(source: Source) -> None:
     look = source.look()
     found = look.history.incidents
+    if not look.status.phase:
+        st.html(markup.note("Nothing is known of the run yet."))
+        return
     if not found:
         st.html(markup.note("Nothing has gone wrong yet: no node was lost or handed over, and nothing stood still."))
         return

@@ -24,7 +24,7 @@ from culm.ui.screens.widgets import (
     show_banner,
 )
 from culm.ui.source import Source
-from culm.ui.standing import is_over
+from culm.ui.standing import is_over, nobody_is_here
 from culm.ui.words import counted, size, worth
 
 
@@ -43,7 +43,7 @@ def listing(source: Source) -> None:
     look = source.look()
     if not look.status.nodes:
         gone = "The nodes have gone: the run is over. The page Cost has the bill of each."
-        st.html(markup.note(gone if is_over(look) else "No node is here. Start one with culm stage."))
+        st.html(markup.note(gone if is_over(look) else nobody_is_here(look)))
         return
     rows = [row(node, look) for node in sorted(look.status.nodes, key=in_order)]
     found = containing(rows, st.session_state.get("node") or "")

@@ -9,7 +9,7 @@ from culm.ui.screens.graph import holders
 from culm.ui.screens.widgets import TEXT_SECONDS, banner, panel, preempt, scheme
 from culm.ui.source import Source
 from culm.ui.stage_map import has_peers, lost_lately, stage_map
-from culm.ui.standing import is_over
+from culm.ui.standing import is_over, nobody_is_here
 
 
 def show(source: Source) -> None:
@@ -27,7 +27,7 @@ def picture(source: Source) -> None:
     lost = lost_lately(status, look.history.gone, look.at)
     if not status.nodes and (is_over(look) or not lost):
         gone = "The nodes have gone: the run is over."
-        st.html(markup.note(gone if is_over(look) else "No node is here. Start one with culm stage."))
+        st.html(markup.note(gone if is_over(look) else nobody_is_here(look)))
         return
     whole = stage_map(status, lost)
     if has_peers(status) or not FEWEST <= len(status.nodes) + len(lost) <= MOST:
