@@ -8,8 +8,8 @@ from culm.coordinator.state import State
 
 HOUR = 3600.0  # until the next node is lost, as long as fewer than two have shown another rate
 BULK_SECONDS = 1.0  # nodes lost so close together are one bulk: in a day of AWS spot 77 % of 167 removals were
-# A run with fewer stages than the job asks for, or of several pipelines with work for less than half of its nodes, waits
-# a fourth of the usual time: every step until then is a slow one.
+# A run with fewer stages than the job asks for waits a fourth of the usual time, and so does one of several pipelines
+# that has work for less than half of its nodes: every step until then is a slow one.
 GROWS_AFTER = 4
 
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from culm.coordinator.gradient_bytes import most_sent
-from culm.coordinator.placement import place
 from culm.coordinator.moving import given
+from culm.coordinator.placement import place
 from culm.coordinator.repartition import propose
 from culm.coordinator.standbys import repair
 from culm.coordinator.step_cost import Situation, step_cost
