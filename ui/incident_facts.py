@@ -58,4 +58,21 @@ def facts(
         found.append(("cost", "no commit followed, which would have told it"))
     elif incident.kind != "handover":
         found.append(("cost", "not known yet: the next commit tells it"))
+    if to_do := _to_do(incident, over):
+        found.append(("to be done", to_do))
     return found
+
+
+def _to_do(incident: Incident, over: bool) -> str:
+    """What whoever looks at a lost node wants to know first."""
+    if not incident.lost:
+        return ""
+    if over:
+        return "nothing: the run is over"
+    if incident.kind == "differed":
+        return f"take {incident.node} out of service: its next run may compute wrongly as well"
+    if incident.back_ms is not None:
+        return f"nothing: {incident.node} is back"
+    if incident.restored_ms is not None:
+        return "nothing now; another node would bring the speed of before back (culm add)"
+    return "add a node, if none comes by itself (culm add): a stage has a single copy"

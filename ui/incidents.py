@@ -74,6 +74,7 @@ class Incident:
     resume_ms: float | None = None  # until work went on
     recovered_ms: float | None = None  # until the step was committed
     restored_ms: float | None = None  # until every stage had two copies again
+    back_ms: float | None = None  # until a node of its name joined again
     redone: int | None = None  # instructions
     story: list[Entry] = field(default_factory=list)
 
@@ -101,6 +102,10 @@ class Incident:
         """The step that the run went back to."""
         return next((e.event.step for e in self.story if isinstance(e.event, RolledBack)), None)
 
+    def after_origin(self, ms: float | None) -> float | None:
+        """A moment that counts from when it was on record, in milliseconds after the origin."""
+        return None if ms is None else (self.detect_ms or 0.0) + ms
+
     def moments(self) -> list[tuple[str, float]]:
         """What happened, and how many milliseconds after the origin."""
         first = {"handover": "left", "stall": "noticed", "coordinator": "the next one leads", "differed": "found"}
@@ -112,6 +117,7 @@ class Incident:
             (again.get(self.kind, "training goes on"), self.resume_ms),
             ("step committed", self.recovered_ms),
             ("redundancy restored", self.restored_ms),
+            (f"{self.node} is back", self.back_ms),
         )
         return [*found, *((what, since + ms) for what, ms in later if ms is not None)]
 
@@ -166,7 +172,10 @@ class Incidents:
                 self._went_on(entry, event)
             case Committed() | Moving():
                 self._committed_at(entry)
-            case Hot() | Joined() | Failed():
+            case Joined():
+                self._tell(entry)
+                self._joined(entry, event.node)
+            case Hot() | Failed():
                 self._tell(entry)
             case Done() | Released():
                 self._over = True
@@ -245,6 +254,11 @@ class Incidents:
                     lost.redone = (lost.redone or 0) + event.redone
                     lost.recovered_ms = (entry.time - lost.time) * 1e3
                 return
+
+    def _joined(self, entry: Entry, node: str) -> None:
+        gone = next((x for x in reversed(self.found) if x.node == node and x.lost), None)
+        if gone is not None and gone.back_ms is None:
+            gone.back_ms = (entry.time - gone.time) * 1e3
 
     def _committed_at(self, entry: Entry) -> None:
         for incident in self.found[-1:]:

@@ -1,8 +1,11 @@
 """Incidents, folded from the event log."""
 
+from datetime import UTC
+
 import pytest
 
 from culm.protos import coordinator_pb2 as pb
+from culm.ui.incident_facts import facts
 from tests.unit.test_ui_history import START, a_run_with_a_lost_node, event, folded, plan
 
 
@@ -13,6 +16,19 @@ def test_a_lost_node_is_told_with_all_its_times() -> None:
     assert lost.promote_ms == pytest.approx(10.0, abs=0.01)
     assert lost.recovered_ms == pytest.approx(1500.0)
     assert lost.restored_ms == pytest.approx(3000.0)
+
+
+def test_what_is_to_be_done_is_said() -> None:
+    def to_do(events: list[pb.ListEventsResponse], over: bool = False) -> str:
+        (lost,) = folded(events).incidents
+        return dict(facts(lost, None, over, UTC))["to be done"]
+
+    events = a_run_with_a_lost_node()
+    gone = next(i for i, each in enumerate(events) if each.kind == "lost")
+    assert to_do(events[: gone + 1]).startswith("add a node, if none comes by itself")
+    assert to_do(events).startswith("nothing now; another node would")
+    assert to_do([*events, event(40, 30.0, "joined", 5, node="n0", incarnation=7)]) == "nothing: n0 is back"
+    assert to_do(events, over=True) == "nothing: the run is over"
 
 
 def test_all_its_moments_count_from_its_last_sign_of_life() -> None:
@@ -119,7 +135,8 @@ def test_a_node_that_computed_wrongly_is_one_incident_with_its_rollback_and_its_
     assert differed.title == "n1 computed wrongly"
     assert differed.lost
     assert [entry.kind for entry in differed.story] == ["differed", "rollback", "lost", "joined", "plan"]
-    assert [what for what, _ in differed.moments()] == ["found", "new plan", "training goes on", "redundancy restored"]
+    told = ["found", "new plan", "training goes on", "redundancy restored", "n1 is back"]
+    assert [what for what, _ in differed.moments()] == told
     assert differed.resume_ms == pytest.approx(3000.0)
     assert (lost.kind, lost.why) == ("lost", "its stream broke"), "a later loss is one of its own"
     charge = pb.InterruptionCost(kind="rollback", time=differed.time, dollars=0.5)

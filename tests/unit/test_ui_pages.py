@@ -113,13 +113,13 @@ def test_a_run_that_stands_still_says_what_it_waits_for(log: Path) -> None:
 
 def test_the_incidents_are_listed_with_their_times(log: Path) -> None:
     app = page("incidents", log)
-    assert figures(app)["Resumed after"] == "50 ms"
+    assert figures(app)["Resumed after"] == "90 ms"
     (row,) = app.dataframe[0].value.to_dict("records")
     assert (row["what"], row["detected"], row["resumed"], row["restored"], row["redone"]) == (
         "n0 was lost",
         "40 ms",
-        "50 ms",
-        "3000 ms",
+        "90 ms",
+        "3040 ms",
         "3",
     )
 

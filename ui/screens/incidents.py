@@ -34,7 +34,8 @@ WHY_SHOWN = 4  # parts of a reason: of a stall, nodes that it waits for
 AROUND_SECONDS = 30.0  # before and after an incident, in its charts at least
 EXPLAINED = (
     "Times of an incident count from one origin: for a lost node its last sign of life. Restored: every stage has two "
-    "copies again. Redone: instructions that ran a second time. Cost: how much longer the step took than a calm one."
+    "copies again. Redone: instructions that ran a second time. Cost: how much longer that one step took than a calm "
+    "one; slower steps after it, on fewer nodes, are not counted."
 )
 
 
@@ -89,7 +90,8 @@ def select(key: str) -> None:
 def told(look: Look) -> list[markup.Figure]:
     """All incidents in figures."""
     found, cost = look.history.incidents, look.cost
-    resumed = sorted(i.resume_ms for i in found if i.resume_ms is not None and i.kind == "lost")
+    lost = (i.after_origin(i.resume_ms) for i in found if i.kind == "lost")
+    resumed = sorted(ms for ms in lost if ms is not None)
     kinds = Counter(i.kind for i in found)
     made_up = EXAMPLE_PRICES if at_example_prices(cost.nodes) else ""
     back = sum(i.back_to is not None for i in found)
@@ -114,8 +116,8 @@ def row(incident: Incident, look: Look, zone: tzinfo) -> dict[str, object]:
         "stages": incident.stages,
         "notice": span(incident.notice_seconds) if incident.notice_seconds is not None else "none",
         "detected": milliseconds(incident.detect_ms),
-        "resumed": milliseconds(incident.resume_ms),
-        "restored": milliseconds(incident.restored_ms),
+        "resumed": milliseconds(incident.after_origin(incident.resume_ms)),
+        "restored": milliseconds(incident.after_origin(incident.restored_ms)),
         "redone": "" if incident.redone is None else str(incident.redone),
         "cost": money(charge.dollars) if charge else "–",
         "why": incident.why,
