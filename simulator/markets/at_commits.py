@@ -14,9 +14,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from culm.coordinator.moving import STATE_BYTES
 from culm.pipeline.plan import Stages
 from culm.simulator.markets.grid_step import GridStep
-from culm.simulator.markets.job_profile import STATE_BYTES, Cluster, Profile
+from culm.simulator.markets.job_profile import Cluster, Profile
 from culm.simulator.markets.step_time import Step, StepRun, calm
 from culm.simulator.markets.ways import Way
 from culm.simulator.markets.workload import GRADIENT_BYTES

@@ -19,9 +19,10 @@ from dataclasses import dataclass, replace
 from math import sqrt
 
 from culm.coordinator.copies import risk
+from culm.coordinator.moving import STATE_BYTES
 from culm.pipeline.plan import Stages
 from culm.simulator.markets.at_commits import at_commit, calm_step, copying, writers
-from culm.simulator.markets.job_profile import STATE_BYTES, Cluster, Profile
+from culm.simulator.markets.job_profile import Cluster, Profile
 from culm.simulator.markets.trace import Change, at_most
 from culm.simulator.markets.ways import SETTINGS, SPARES, Kind, Way, apart, fits, laid_out
 

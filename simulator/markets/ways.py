@@ -13,11 +13,12 @@ from itertools import product
 
 from culm.coordinator.crossing import StepBytes
 from culm.coordinator.memory import Budget
+from culm.coordinator.moving import STATE_BYTES
 from culm.coordinator.placement import place
 from culm.coordinator.replicas import count as replicas_of
 from culm.pipeline.layer_bytes import LayerBytes
 from culm.pipeline.plan import Stages
-from culm.simulator.markets.job_profile import STATE_BYTES, Profile
+from culm.simulator.markets.job_profile import Profile
 from culm.simulator.markets.workload import GRADIENT_BYTES
 
 SPARES = (0, 1, 2)
