@@ -43,18 +43,27 @@ def cluster() -> Iterator[Project]:
         project.down()
 
 
-def repeated(events: dict[int, dict[str, Any]]) -> list[int]:
+Log = dict[tuple[float, int], dict[str, Any]]
+
+
+def of_log(events: list[dict[str, Any]]) -> Log:
+    """By time and number: numbers begin again where Redis and all nodes have lost their memory at once."""
+    return {(event["time"], event["sequence"]): event for event in events}
+
+
+def repeated(events: Log) -> list[int]:
     """Steps that were committed though they had been, with no going back between.
 
-    ``events`` by their number. What is missing between two may have been a going back: a coordinator that starts over
-    an emptied Redis knows commits by their sum, and nothing else of the time before.
+    What is missing between two events may have been a going back: a coordinator that starts over an emptied Redis knows
+    commits by their sum, and nothing else of the time before.
     """
     again: list[int] = []
-    committed = -1
-    for number in sorted(events):
-        event = events[number]
-        if number - 1 not in events:
+    committed, before = -1, -1
+    for at, number in sorted(events):
+        event = events[at, number]
+        if number != before + 1:
             committed = -1
+        before = number
         match event["kind"]:
             case "rollback":
                 committed = -1
@@ -82,7 +91,7 @@ def test_whatever_happens_to_the_containers_not_a_bit_changes(cluster: Project) 
     )
     ends = time.monotonic() + MINUTES * 60
     told = cluster.until(lambda s: s["step"] >= 2)
-    events: dict[int, dict[str, Any]] = {}
+    events: Log = {}
     try:
         while time.monotonic() < ends and told["phase"] != "done":
             for _ in range(BREATH):
@@ -95,9 +104,9 @@ def test_whatever_happens_to_the_containers_not_a_bit_changes(cluster: Project) 
             past = cluster.until(lambda s: bool(s["step"]))["step"]
             told = cluster.until(lambda s, past=past: s["phase"] == "done" or went_on(s, past))  # type: ignore[misc]
             print(f"         at step {told['step']}, generation {told['generation']}, era {told['era']}", flush=True)
-            events |= {event["sequence"]: event for event in cluster.events()}
+            events |= of_log(cluster.events())
         cluster.until(lambda s: bool(s["phase"] == "done"))
-        events |= {event["sequence"]: event for event in cluster.events()}
+        events |= of_log(cluster.events())
         assert not repeated(events)
         assert cluster.saved_weights(STEPS) == cluster.plain_weights(
             "/chaos.toml", [f"job.steps={STEPS}", "model.args.forward=0", "model.args.backward=0"]
