@@ -100,6 +100,54 @@ def test_what_is_wrong_with_tokens_is_named(
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("size", "as_written", "as_read", "said"),
+    [
+        (50_257, "int32", "uint16", 'every second number is 0: it looks like int32; give dtype = "int32"'),
+        (3, "int32", "uint16", "every second number is 0: it looks like int32"),
+        (50_257, "int64", "uint16", "the last 2 of every 4 numbers are 0: it looks like int64"),
+        (128_000, "uint32", "uint16", "every second number is at most 3: it looks like int32"),
+        (128_000, "int64", "uint16", "the last 2 of every 4 numbers are 0: it looks like int64"),
+        (50_257, "int64", "int32", "every second number is 0: it looks like int64"),
+        (50_257, "int32", "uint8", "the last 2 of every 4 numbers are 0: it looks like int32"),
+        (200, "uint16", "uint8", "every second number is 0: it looks like uint16"),
+    ],
+)
+def test_a_file_of_wider_numbers_is_refused(
+    tmp_path: Path, size: int, as_written: str, as_read: str, said: str
+) -> None:
+    drawn = np.random.default_rng(0).integers(0, size, 4096)
+    path = written(tmp_path, "train.bin", drawn, as_written)
+    with pytest.raises(JobError) as error:
+        tokens.blocks(path, 5, as_read)
+    assert f"train.bin is read as {as_read}, and {said}" in str(error.value)
+    x, _ = tokens.blocks(path, 5, as_written)[0]
+    assert x.tolist() == drawn[:5].tolist()
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "int32"])
+@pytest.mark.parametrize("kind", ["few", "zeros", "padded", "alternating"])
+def test_an_honest_file_is_taken(tmp_path: Path, dtype: str, kind: str) -> None:
+    drawn = np.random.default_rng(0).integers(0, 4, 4096)
+    rows = {
+        "few": drawn,
+        "zeros": np.zeros(4096),
+        "padded": np.where(np.arange(4096) % 1024 < 2, 7, 0),  # short samples in long blocks
+        "alternating": np.where(np.arange(4096) % 2, drawn, 1),
+    }
+    assert len(tokens.blocks(written(tmp_path, "train.bin", rows[kind], dtype), 5, dtype)) == 819
+
+
+def test_tokens_that_a_layer_cannot_take_are_named_with_their_file(tmp_path: Path) -> None:
+    job = job_of(
+        "culm.datasets.tokens:blocks", {"files": written(tmp_path, "train.bin", range(100, 160)), "context": 5}
+    )
+    with pytest.raises(JobError, match="index out of range") as error:
+        check_job(job)
+    assert "train.bin as uint16" in str(error.value)
+    assert "the input has whole numbers from 100 to" in str(error.value)
+
+
 # ---- Hugging Face ---------------------------------------------------------------------------------------------------
 
 TABLE = {"x": [[float(i), 1.0] for i in range(6)], "mask": [[1, 0]] * 6, "label": list(range(6)), "name": ["a"] * 6}
