@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TextIO
 
 from culm.coordinator.edges.tracking import refuse_missing
+from culm.local.redis_binary import find_redis_server
 from culm.pipeline import default_ports
 from culm.pipeline.counting import of_chunks
 from culm.pipeline.errors import JobError
@@ -77,26 +78,33 @@ def read_job(path: str, overrides: Sequence[str]) -> Job:
     return load_job(path, overrides)
 
 
-def try_out(job: Job) -> None:
-    """Builds the model and runs it once, so that a mistake in it shows before anything starts. Raises JobError."""
-    refuse_missing(job)
-    import torch
+def try_out(job: Job, here: bool = True) -> None:
+    """Builds the model and runs it once, so that a mistake in it shows before anything starts. Raises JobError.
 
-    from culm.pipeline.user_code.check import check_job
-    from culm.pipeline.user_code.exits import ProcessEnded, caught
-    from culm.pipeline.user_code.model import ModelSource
-    from culm.stage_server.compute.copying import try_copying
-    from culm.stage_server.compute.device import CPU
+    ``here``: the cluster will be one of this machine, which needs a Redis server. Raises RedisUnavailable.
+    """
+    refuse_missing(job)
+    if here:
+        find_redis_server()  # before the trial, which is slow
     from culm.terminal.slow_trial import told_while_slow
 
-    torch.set_num_threads(job.job.threads)
-    try:
-        with caught(), told_while_slow("the job is tried on two microbatches", partial(print, file=sys.stderr)):
-            check_job(job)
-            source = ModelSource(job)
-            try_copying(source.optimizer, source.parameters_like(), job.train.optimizer, CPU)
-    except ProcessEnded as error:
-        raise JobError(str(error), f"model.layers, {job.model.layers}", "raise an exception instead") from error
+    with told_while_slow("the job is tried on two microbatches", partial(print, file=sys.stderr)):
+        import torch  # takes seconds on a busy machine, too
+
+        from culm.pipeline.user_code.check import check_job
+        from culm.pipeline.user_code.exits import ProcessEnded, caught
+        from culm.pipeline.user_code.model import ModelSource
+        from culm.stage_server.compute.copying import try_copying
+        from culm.stage_server.compute.device import CPU
+
+        torch.set_num_threads(job.job.threads)
+        try:
+            with caught():
+                check_job(job)
+                source = ModelSource(job)
+                try_copying(source.optimizer, source.parameters_like(), job.train.optimizer, CPU)
+        except ProcessEnded as error:
+            raise JobError(str(error), f"model.layers, {job.model.layers}", "raise an exception instead") from error
 
 
 def check_files(job: Job, resume: str, allow: str, new_run: bool) -> None:

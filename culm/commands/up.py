@@ -96,7 +96,7 @@ def up(arguments: argparse.Namespace) -> int:
         raise error
     check_files(job, arguments.resume, arguments.allow, arguments.new_run)
     _say_beforehand(arguments, job, name)
-    try_out(job)
+    try_out(job, here=arguments.on == LOCAL)
     folder = clusters.make_folder(name)
     private.write_text(folder / "job.toml", job_to_toml(job))
     interrupts.end_on_sigterm()

@@ -145,7 +145,7 @@ def test_tokens_that_a_layer_cannot_take_are_named_with_their_file(tmp_path: Pat
     with pytest.raises(JobError, match="index out of range") as error:
         check_job(job)
     assert "train.bin as uint16" in str(error.value)
-    assert "the input has whole numbers from 100 to" in str(error.value)
+    assert "the input has whole numbers from 1" in str(error.value)
 
 
 # ---- Hugging Face ---------------------------------------------------------------------------------------------------
