@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 from collections.abc import Iterable
+from functools import partial
 from importlib import import_module
 
 from culm import __version__
@@ -103,10 +104,10 @@ def main(argv: list[str] | None = None) -> int:
             return arguments
         if command not in NODES or not os.environ.get("PYTHONSAFEPATH"):  # so a script's nodes look where it looks
             sys.path.insert(0, "")  # the current folder is importable, as the job file says
-        if getattr(arguments, "cluster", ""):
-            from culm.engines.named_cluster import enter
+        if hasattr(arguments, "cluster") and (arguments.cluster or _asks_whom_it_finds(arguments)):
+            from culm.engines.named_cluster import coordinator_of
 
-            arguments.coordinator = enter(arguments.cluster)
+            arguments.coordinator = coordinator_of(arguments.cluster, partial(print, file=sys.stderr))
         code: int = arguments.command(arguments)
         sys.stdout.flush()  # raises BrokenPipeError here, and not at the end of the interpreter
     except (JobError, Unavailable, ValueError) as error:
@@ -119,6 +120,12 @@ def main(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     return code
+
+
+def _asks_whom_it_finds(arguments: argparse.Namespace) -> bool:
+    """Whether no coordinator is named; a recorded run needs none."""
+    recorded = getattr(arguments, "demo", False) or getattr(arguments, "log", "")
+    return not arguments.coordinator and not recorded
 
 
 def _parsed(words: list[str], command: str) -> argparse.Namespace | int:

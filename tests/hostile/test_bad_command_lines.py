@@ -338,7 +338,8 @@ def test_a_bad_variable_gets_one_line_that_names_it(variable: str, tmp_path: Pat
 def test_a_variable_that_is_empty_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CULM_COORDINATOR", "")
     monkeypatch.setenv("CULM_NODES", "")
-    assert make_parser(["status"]).parse_args(["status"]).coordinator == COORDINATOR
+    assert not make_parser(["status"]).parse_args(["status"]).coordinator, "main finds it"
+    assert make_parser(["serve"]).parse_args(["stage"]).coordinator == COORDINATOR
     assert make_parser(["serve"]).parse_args(["coordinator"]).nodes == 0
 
 
