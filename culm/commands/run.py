@@ -187,7 +187,7 @@ def run(arguments: argparse.Namespace) -> int:
     from culm.local.kills import parse_kill
     from culm.local.ports import refuse_taken
     from culm.terminal.outcome import RunFailed
-    from culm.terminal.progress import display
+    from culm.terminal.progress import display, in_figures, newest, tensor_workers_in_words
 
     job = read_job(arguments.job, arguments.set)
     count = node_count(job, arguments.nodes, arguments.spares)
@@ -213,14 +213,14 @@ def run(arguments: argparse.Namespace) -> int:
         allow=arguments.allow,
     )
     print(f"logs: {cluster.folder}", file=sys.stderr)
-    outcome = Outcome()  # so far
+    outcome, workers = Outcome(), ""  # so far
     try:
         with cluster, display(job.job.name, plain=arguments.json) as shown:
             print(f"coordinator: {cluster.address}", file=sys.stderr)
 
             def watch(status: pb.GetStatusResponse, events: list[pb.ListEventsResponse], so_far: Outcome) -> None:
-                nonlocal outcome
-                outcome = so_far
+                nonlocal outcome, workers
+                outcome, workers = so_far, tensor_workers_in_words(status) or workers
                 shown.watch(status, events, so_far)
 
             outcome = train(cluster, watch)
@@ -247,16 +247,18 @@ def run(arguments: argparse.Namespace) -> int:
         return code
     of = of_chunks(job.graph.chunks if job.graph is not None else 0)
     rate = of.speed(job.samples_per_step * len(outcome.losses) / outcome.seconds)
-    loss = f", loss {outcome.losses[-1]:.4f}" if outcome.losses else ""
-    print(f"{len(outcome.losses)} {of.step}s in {outcome.seconds:.1f} s, {rate}{loss}")
+    reached = in_figures(newest(outcome))
+    print(", ".join(filter(None, [f"{len(outcome.losses)} {of.step}s in {outcome.seconds:.1f} s", rate, reached])))
     if outcome.stopped_early:
         print(outcome.stopped_early)
     if outcome.evaluations:
         step, found = max(outcome.evaluations.items())
-        print(f"evaluated after step {step}: {', '.join(f'{name} {number:.4f}' for name, number in found.items())}")
+        print(f"evaluated after {of.step} {step}: {in_figures(found)}")
+    if workers:
+        print(workers)
     for x in outcome.losses_of_nodes:
         print(
-            f"survived losing {x['node']} (stage {x['stage']}) in step {x['step']}: detected after "
+            f"survived losing {x['node']} ({of.part} {x['stage']}) in {of.step} {x['step']}: detected after "
             f"{x['detect_ms']:.0f} ms, resumed after {x['resume_ms']:.0f} ms, {x['redone']} instructions redone"
         )
     _say_checkpoint(outcome, sys.stdout)
