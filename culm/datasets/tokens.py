@@ -95,7 +95,9 @@ def _mapped(path: Path, dtype: str) -> "np.ndarray[Any, Any]":
             row = np.memmap(path, f"<{np.dtype(dtype).str[1:]}", "r")
             _refuse_wider(path, row, dtype)
     except (OSError, ValueError) as error:
-        raise JobError(f"{path} cannot be read: {error}", WHERE, "name a file of tokens that every node has") from error
+        said = error.strerror if isinstance(error, OSError) else error
+        mend = "name a file of tokens that every node has"
+        raise JobError(f"{path.absolute()} cannot be read: {said}", WHERE, mend) from error
     if row.ndim != 1 or row.dtype.name not in DTYPES:
         mend = f"write one row of whole numbers: {', '.join(DTYPES)}"
         raise JobError(f"{path} has {row.dtype} {list(row.shape)}", WHERE, mend)
