@@ -105,7 +105,8 @@ def verify(arguments: argparse.Namespace) -> int:
             # A node that is killed at the commit of step N is missed in step N + 1.
             missed = f"step {x['step']} went on {x['resume_ms']:.0f} ms later"
             print(f"lost {x['node']} ({of.part} {x['stage']}): {missed}")
-        survived = f"{len(killer.done)} kills survived (node@step:instruction): {', '.join(map(str, killer.done)) or 'none asked for'}"
+        kills = f"(node@step:instruction): {', '.join(map(str, killer.done))}" if killer.done else "(none asked for)"
+        survived = f"{len(killer.done)} kills survived {kills}"
         early = f"\n{calm.stopped_early}, as the plain loop does" if calm.stopped_early else ""
         print(str(difference) if difference else f"identical {plain.sha256}{early}\n{survived}")
     if len(killer.done) < arguments.kills:
