@@ -104,10 +104,8 @@ def main(argv: list[str] | None = None) -> int:
             return arguments
         if command not in NODES or not os.environ.get("PYTHONSAFEPATH"):  # so a script's nodes look where it looks
             sys.path.insert(0, "")  # the current folder is importable, as the job file says
-        if hasattr(arguments, "cluster") and (arguments.cluster or _asks_whom_it_finds(arguments)):
-            from culm.engines.named_cluster import coordinator_of
-
-            arguments.coordinator = coordinator_of(arguments.cluster, partial(print, file=sys.stderr))
+        if hasattr(arguments, "cluster") and (arguments.cluster or arguments.coordinator is None):
+            arguments.coordinator = _coordinator_of(arguments)
         code: int = arguments.command(arguments)
         sys.stdout.flush()  # raises BrokenPipeError here, and not at the end of the interpreter
     except (JobError, Unavailable, ValueError) as error:
@@ -122,10 +120,14 @@ def main(argv: list[str] | None = None) -> int:
     return code
 
 
-def _asks_whom_it_finds(arguments: argparse.Namespace) -> bool:
-    """Whether no coordinator is named; a recorded run needs none."""
-    recorded = getattr(arguments, "demo", False) or getattr(arguments, "log", "")
-    return not arguments.coordinator and not recorded
+def _coordinator_of(arguments: argparse.Namespace) -> str:
+    """Of the cluster that is named, or meant."""
+    from culm.engines.named_cluster import coordinator_of
+    from culm.pipeline import default_ports
+
+    if not arguments.cluster and (getattr(arguments, "demo", False) or getattr(arguments, "log", "")):
+        return default_ports.COORDINATOR  # a recorded run is looked at: nobody is asked
+    return coordinator_of(arguments.cluster, partial(print, file=sys.stderr))
 
 
 def _parsed(words: list[str], command: str) -> argparse.Namespace | int:

@@ -139,8 +139,8 @@ def add_coordinator(parser: argparse.ArgumentParser) -> None:
         f"the run's coordinator; default: CULM_COORDINATOR, else {default_ports.COORDINATOR}, "
         "or where none answers there that of the only cluster that is up"
     )
-    default = from_environment("CULM_COORDINATOR")  # empty: ``named_cluster.coordinator_of`` finds it
-    parser.add_argument("--coordinator", type=optional(address), default=default, metavar="HOST:PORT", help=what)
+    default = from_environment("CULM_COORDINATOR") or None  # None: ``named_cluster.coordinator_of`` finds it
+    parser.add_argument("--coordinator", type=address, default=default, metavar="HOST:PORT", help=what)
     cluster = "that of a cluster which culm up started, with its certificate"
     parser.add_argument("--cluster", type=optional(name), default="", metavar="NAME", help=cluster)
 

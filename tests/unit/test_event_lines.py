@@ -134,7 +134,7 @@ def test_a_terminal_is_spared_the_commits(
     monkeypatch.setattr("sys.stdout.isatty", lambda: on_terminal)
     with ThreadPoolExecutor() as pool:
         server = grpc.server(pool)
-        add_CoordinatorServicer_to_server(Log(), server)
+        add_CoordinatorServicer_to_server(Log(), server)  # type: ignore[abstract]
         port = server.add_insecure_port("127.0.0.1:0")
         server.start()
         assert main(["events", "--coordinator", f"127.0.0.1:{port}", *words.split()]) == 0

@@ -92,3 +92,12 @@ def test_a_coordinator_that_is_named_is_asked(capsys: pytest.CaptureFixture[str]
     up("gpt", "127.0.0.1:1")
     assert main(["status", "--coordinator", "127.0.0.1:2"]) == 2
     assert "no coordinator answers at 127.0.0.1:2" in capsys.readouterr().err
+
+
+def test_a_recorded_run_needs_no_cluster(capsys: pytest.CaptureFixture[str]) -> None:
+    up("gpt", "127.0.0.1:1")
+    up("mlp", "127.0.0.1:2")
+    log = Path(__file__).parents[2] / "ui" / "demo.jsonl.gz"
+    assert main(["cost", "--log", str(log)]) == 0
+    assert main(["cost"]) == 2
+    assert "several clusters are up" in capsys.readouterr().err
