@@ -351,7 +351,8 @@ def lose(state: State, lost: Mapping[str, str], now: float, by_choice: bool = Fa
     warnings = tight(budget, plan.stages, stages_left)
     if state.settings.redundancy:
         there, copies_wanted = usable(state), state.copies_wanted
-        stages_left, repairs = repair(stages_left, there, zones=zones_of(state), copies=copies_wanted, budget=budget)
+        of = counting_of(state.settings)
+        stages_left, repairs = repair(stages_left, there, (), zones_of(state), copies_wanted, budget, of)
         reasons = [*reasons, *filter(None, [more_copies]), *repairs]
     # After the last commit no work is left to be taken over, and no commit will tell that it was.
     begun = state.phase is Phase.RUNNING

@@ -188,7 +188,7 @@ def settle(
         for s, stage in enumerate(stages):
             stages = with_stage(stages, s, standbys=tuple(b for b in stage.standbys if not b.hot))
             if set(stage.owners) <= set(leaving):
-                stages, asked = repair(stages, nodes, leaving, zones, budget=budget)
+                stages, asked = repair(stages, nodes, leaving, zones, budget=budget, counting=counting)
                 reasons.extend(asked)
         return stages, reasons
     # A difference of two, not of one: with one the roles would swap back at the next commit.
@@ -208,8 +208,8 @@ def settle(
             reasons.append(
                 f"{relief} takes stage {s} over from {stage.owner}, which ran several stages and now stands by for it"
             )
-    stages, dropped = trimmed(stages, leaving, zones, copies)
-    stages, repaired = repair(stages, nodes, leaving, zones, copies, budget)
+    stages, dropped = trimmed(stages, leaving, zones, copies, counting)
+    stages, repaired = repair(stages, nodes, leaving, zones, copies, budget, counting)
     stages, relieved = relieve(stages, nodes, zones, budget)
     stages, separated = separate(stages, nodes, zones, copies, budget)
     stages, spread_out = spread(stages, nodes, zones, copies, budget)

@@ -4,6 +4,7 @@ import pytest
 from rich.console import Console
 
 from culm.coordinator.replicas import laid_out, moved_in_words
+from culm.coordinator.standbys import repair
 from culm.pipeline.counting import STEPS, of_chunks, ranges
 from culm.protos import coordinator_pb2 as pb
 from culm.terminal.outcome import Outcome
@@ -25,6 +26,14 @@ def test_what_moves_is_told_in_the_runs_own_words() -> None:
     after = laid_out([["n0", "n0"]], TWO_LAYERS, 8, [1.0, 1.0])[0]
     assert moved_in_words(0, before, after, of_chunks(8)) == "n0 runs layer 0 of chunks 4-7 in place of n1"
     assert moved_in_words(0, before, after, STEPS) == "n0 runs stage 0 of pipelines 4, 5, 6, 7 in place of n1"
+
+
+def test_a_new_copy_of_a_layer_is_told_as_one() -> None:
+    stages = laid_out([["n0", "n0"]], TWO_LAYERS, 8, [1.0, 1.0])
+    assert repair(stages, ["n0", "n1"], counting=of_chunks(8))[1] == [
+        "n1, a spare, is seeded as standby of layer 0",
+        "n1, which holds the fewest copies, is seeded as standby of layer 1",
+    ]
 
 
 def status(chunks: int) -> pb.GetStatusResponse:
