@@ -37,6 +37,7 @@ from culm.coordinator.decisions import (
     Decision,
     budget_of,
     commit_records,
+    counting_of,
     done,
     done_record,
     reason_of,
@@ -153,7 +154,7 @@ def commit_if_ready(state: State, now: float) -> Decision:
         state = cutting.settled(state)
         target, why = _target(state, plan, stages, facts, now)
         if target and complete(target, facts, plan) and not state.takes_old:
-            stages, target, why = target, (), f"{len(target)} stages take the place of {len(plan.stages)}"
+            stages, target, why = target, (), _reshaped(state, plan.stages, target)
             state = replace(state, changed_at=now)
         state, chosen, pays = redundancy.reviewed(state, plan, now)
     pauses = ""
@@ -267,7 +268,15 @@ def _rearranged(
         return plan.stages, [], []
     usable = membership.usable(state)
     stages, reasons = settle(
-        plan.stages, usable, seeded, leaving, state.copies_wanted, zones_of(state), state.layer_costs, budget_of(state)
+        plan.stages,
+        usable,
+        seeded,
+        leaving,
+        state.copies_wanted,
+        zones_of(state),
+        state.layer_costs,
+        budget_of(state),
+        counting_of(state.settings),
     )
     released = []
     for name in sorted(n for n in leaving if state.nodes[n].draining):
@@ -328,6 +337,14 @@ def _target(state: State, plan: Plan, stages: Stages, facts: Layers, now: float)
     return proposal if proposal is not None else ((), "")
 
 
+def _reshaped(state: State, before: Stages, after: Stages) -> str:
+    settings = state.settings
+    if not settings.whole_pipelines:
+        return f"{len(after)} stages take the place of {len(before)}"
+    servers = [len(stages[0].distinct_owners) for stages in (before, after)]
+    return f"{settings.pipelines} chunks are shared out among {servers[1]} graph servers in place of {servers[0]}"
+
+
 def _recovered(state: State, lost: LostOwner, now: float) -> Record:
     resumed = (lost.resumed_at if lost.resumed_at is not None else now) - lost.at
     recovered = kinds.Recovered(
@@ -338,6 +355,7 @@ def _recovered(state: State, lost: LostOwner, now: float) -> Record:
         resume_ms=round(resumed * 1e3, 1),
         redone=lost.redone,
     )
-    done = f"{lost.redone} instructions of stage {lost.stage} were redone"
-    text = f"step {state.committed} is committed in spite of the lost node {lost.node}: {done}"
+    of = counting_of(state.settings)
+    done = f"{lost.redone} instructions of {of.part} {lost.stage} were redone"
+    text = f"{of.step} {state.committed} is committed in spite of the lost node {lost.node}: {done}"
     return Record(recovered, text)

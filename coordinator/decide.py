@@ -56,7 +56,7 @@ from culm.coordinator import (
 )
 from culm.coordinator.commands import Command, Dismiss, Persist, Record
 from culm.coordinator.commits import commit_if_ready, keep
-from culm.coordinator.decisions import Decision, without_lost_target
+from culm.coordinator.decisions import Decision, counting_of, without_lost_target
 from culm.coordinator.eras import begin_era
 from culm.coordinator.reports import (
     Available,
@@ -256,7 +256,8 @@ def _resumed(state: State, report: Resumed, now: float) -> Decision:
             lost = replace(lost, resumed_at=now)
             ms = round((now - lost.at) * 1e3, 1)
             resumed = kinds.Resumed(node=lost.node, heir=lost.heir, stage=lost.stage, resume_ms=ms)
-            text = f"{lost.heir} resumed stage {lost.stage}, {ms:.1f} ms after {lost.node} was declared lost"
+            part = counting_of(state.settings).part
+            text = f"{lost.heir} resumed {part} {lost.stage}, {ms:.1f} ms after {lost.node} was declared lost"
             commands.append(Record(resumed, text))
         owners.append(lost)
     return replace(state, lost_owners=tuple(owners)), tuple(commands)

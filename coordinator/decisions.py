@@ -18,6 +18,7 @@ from culm.coordinator.memory import Budget
 from culm.coordinator.node_prices import Prices
 from culm.coordinator.state import Layers, Phase, Settings, State
 from culm.coordinator.zones import Zones
+from culm.pipeline.counting import Counting, of_chunks
 from culm.pipeline.identity_parts import samples_per_epoch
 from culm.pipeline.money import kinds
 from culm.pipeline.plan import Member, Plan, Redundancy, Stages
@@ -78,6 +79,11 @@ def sizes_of(state: State) -> StepBytes:
     return StepBytes(state.layer_costs, passed if any(passed) else ())
 
 
+def counting_of(settings: Settings) -> Counting:
+    """The words for what the run counts, and for what its plans are made of."""
+    return of_chunks(settings.pipelines if settings.whole_pipelines else 0)
+
+
 def reason_of(reasons: Sequence[str]) -> str:
     return "; ".join(reasons)
 
@@ -114,7 +120,8 @@ def with_plan(
         if s not in since and s < len(stages):
             node = stages[s].hot_standby() or ""
             ms = round((now - start) * 1e3, 1)
-            text = f"stage {s} has a hot standby again: {node}, after {ms:.1f} ms without one"
+            part = counting_of(state.settings).part
+            text = f"{part} {s} has a hot standby again: {node}, after {ms:.1f} ms without one"
             records.append(Record(kinds.Hot(node=node, stage=s, exposure_ms=ms), text))
     state = replace(
         state, generation=generation, exposed_since=since, following=_still_following(state, plan), plan=plan
@@ -158,7 +165,8 @@ def done_record(state: State) -> Record:
     """What the event log says once every step is committed."""
     stop = state.ending.early_stop
     early = stopping_early.in_words(state.settings, stop) if stop is not None else ""
-    return Record(kinds.Done(step=state.steps, early=early), early or f"all {state.settings.steps} steps are committed")
+    all_of_them = f"all {state.settings.steps} {counting_of(state.settings).step}s are committed"
+    return Record(kinds.Done(step=state.steps, early=early), early or all_of_them)
 
 
 def plan_record(state: State, plan: Plan) -> Record:

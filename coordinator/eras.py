@@ -28,6 +28,7 @@ from culm.coordinator.crossing import in_words
 from culm.coordinator.decisions import (
     Decision,
     budget_of,
+    counting_of,
     done,
     prices_of,
     reason_of,
@@ -38,6 +39,7 @@ from culm.coordinator.decisions import (
 from culm.coordinator.placement import place
 from culm.coordinator.state import Phase, Search, State
 from culm.coordinator.zones import Zones
+from culm.pipeline.counting import counted
 from culm.pipeline.money import kinds
 from culm.pipeline.plan import Stages
 
@@ -86,7 +88,9 @@ def begin_era(state: State, now: float) -> Decision:
         state, waits = waiting.wait(state, waiting.NODES, f"waiting for nodes with more memory: {lacking}")
         return state, (*([Persist()] if gone else []), *gone, *waits)
     state = measured
-    reason = f"{_counted(settings.stages, 'stage')} on {_counted(len(nodes), 'node')}, from step {state.committed}"
+    of = counting_of(settings)
+    what = counted(settings.pipelines, of.share) if settings.whole_pipelines else counted(settings.stages, of.part)
+    reason = f"{what} on {counted(len(nodes), of.node)}, from {of.step} {state.committed}"
     if state.origin.folder:
         reason += f", which is in {state.origin}"
     cut = cutting.in_words(state, stages)
@@ -123,7 +127,8 @@ def _placed(state: State, nodes: Sequence[str], least: int, zones: Zones, copies
         small = budget.too_small(stages)
         if not small:
             return stages, ""
-        where = f"for {_counted(settings.stages, 'stage')} on {_counted(len(nodes), 'node')}"
+        of = counting_of(settings)
+        where = f"for {counted(settings.stages, of.part)} on {counted(len(nodes), of.node)}"
         mend = "add nodes, or cut the model into more stages; if a node has more, tell it with --memory"
         lacking = lacking or f"{where} {budget.in_words(small, stages)}; {mend}"
         nodes = [name for name in nodes if name not in small]
@@ -140,7 +145,3 @@ def _waiting_for(state: State, there: int, needed: int) -> str:
     if state.failures.newest_start:
         text += f"; the newest node that could not start: {state.failures.newest_start}"
     return text
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"

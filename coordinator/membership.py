@@ -31,7 +31,7 @@ from dataclasses import asdict, replace
 
 from culm.coordinator import agreement, checks, copies, limits, links, saving, waiting
 from culm.coordinator.commands import Command, Dismiss, Persist, Publish, Record
-from culm.coordinator.decisions import Decision, budget_of, reason_of, with_plan, zones_of
+from culm.coordinator.decisions import Decision, budget_of, counting_of, reason_of, with_plan, zones_of
 from culm.coordinator.detection import of_no_use
 from culm.coordinator.failures import Work, died, is_told, machine_of
 from culm.coordinator.memory import tight
@@ -340,7 +340,7 @@ def lose(state: State, lost: Mapping[str, str], now: float, by_choice: bool = Fa
         return replace(state, plan=None, exposed_since={}), (*commands, Persist())
     state, other_copies = copies.after_losses(state, plan.stages, len(state.nodes) + len(gone), now)
     budget = budget_of(state)
-    stages_left, reasons = promote(plan.stages, list(gone), state.layer_costs, budget)
+    stages_left, reasons = promote(plan.stages, list(gone), state.layer_costs, budget, counting_of(state.settings))
     if stages_left is not None and state.settings.staleness.most and any(plan.owned_by(name) for name in gone):
         stages_left, reasons = None, ["later steps take values of this one or of earlier ones, which are lost"]
     if stages_left is None:
@@ -351,7 +351,8 @@ def lose(state: State, lost: Mapping[str, str], now: float, by_choice: bool = Fa
     warnings = tight(budget, plan.stages, stages_left)
     if state.settings.redundancy:
         there, copies_wanted = usable(state), state.copies_wanted
-        stages_left, repairs = repair(stages_left, there, zones=zones_of(state), copies=copies_wanted, budget=budget)
+        of = counting_of(state.settings)
+        stages_left, repairs = repair(stages_left, there, (), zones_of(state), copies_wanted, budget, of)
         reasons = [*reasons, *filter(None, [other_copies]), *repairs]
     # After the last commit no work is left to be taken over, and no commit will tell that it was.
     begun = state.phase is Phase.RUNNING

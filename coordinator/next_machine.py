@@ -21,6 +21,7 @@ from culm.coordinator.repartition import propose, shape_in_words
 from culm.coordinator.situations import situation_of
 from culm.coordinator.state import Node, Phase, State
 from culm.coordinator.step_cost import Rates, Situation, estimate, rates
+from culm.pipeline.counting import counted
 from culm.pipeline.plan import Stages
 from culm.pipeline.text import natural_order
 
@@ -66,7 +67,7 @@ def changes(state: State, now: float) -> tuple[Change | None, Change | None]:
         then = situation_of(other, now)
         stages, why = _to_come(other, _taken_over(other, state.plan.stages), then)
         after = _length(stages, then, nominal) / length
-        found.append(Change(node, before, after, price, why or _kept_in_words(stages, to_come, node, len(then.nodes))))
+        found.append(Change(node, before, after, price, why or _kept_in_words(stages, to_come, node, then)))
     return found[0], found[1]
 
 
@@ -138,12 +139,14 @@ def _length(stages: Stages, situation: Situation, nominal: Rates) -> float:
     return nominal.length(estimate(stages, situation))
 
 
-def _kept_in_words(stages: Stages, before: Stages, node: str, nodes: int) -> str:
+def _kept_in_words(stages: Stages, before: Stages, node: str, then: Situation) -> str:
     """Of nodes that make no other shape."""
-    shape = shape_in_words(stages)
+    shape, part, nodes = shape_in_words(stages, then), "stage", len(then.nodes)
+    if then.whole_pipelines:
+        shape, part = counted(then.pipelines, "chunk"), "chunk"
     owners = len({owner for stage in stages for owner in stage.distinct_owners})
     if all(node not in stage.distinct_owners for stage in before):
-        return f"{node} runs no stage: {shape} stay on {owners} nodes"
+        return f"{node} runs no {part}: {shape} stay on {owners} nodes"
     spare = f", and {nodes - owners} nodes would run none" if nodes - owners > 1 else ""
     spare = ", and one node would run none" if nodes - owners == 1 else spare
     if nodes == 1:

@@ -24,6 +24,7 @@ from culm.coordinator.memory import UNBOUND, Budget
 from culm.coordinator.standbys import PAIR, Burdens, repair, separate, spread, trimmed, with_stage, with_standbys
 from culm.coordinator.zone_places import Weights
 from culm.coordinator.zones import NO_ZONES, Zones, apart, ring
+from culm.pipeline.counting import STEPS, Counting
 from culm.pipeline.partition import partition
 from culm.pipeline.plan import StagePlan, Stages, Standby
 from culm.pipeline.text import natural_order
@@ -64,7 +65,11 @@ def place(
 
 
 def promote(
-    stages: Stages, lost: Collection[str], costs: Sequence[float] = (), budget: Budget = UNBOUND
+    stages: Stages,
+    lost: Collection[str],
+    costs: Sequence[float] = (),
+    budget: Budget = UNBOUND,
+    counting: Counting = STEPS,
 ) -> tuple[Stages | None, list[str]]:
     """Moves every duty of a lost node to the stage's other owners or its hot standby, and ends what it stood by for.
 
@@ -86,14 +91,14 @@ def promote(
         if owners_lost:
             heirs = [n for n in stage.required() if n not in gone]
             if not heirs:
-                return None, [f"stage {s} was held by {', '.join(stage.required())} alone: no copy is left"]
+                return None, [f"{counting.part} {s} was held by {', '.join(stage.required())} alone: no copy is left"]
             lacks = _lacking(budget, (*moved, *stages[s:]), s)
             after = replicas.moved(stage, gone, heirs, load, replicas.costs_of(stage, costs), lacks)
-            reasons.append(replicas.moved_in_words(s, stage, after))
+            reasons.append(replicas.moved_in_words(s, stage, after, counting))
             moved.append(after)
             continue
         names = ", ".join(b.node for b in stage.standbys if b.node in gone)
-        reasons.append(f"stage {s} lost its standby {names}")
+        reasons.append(f"{counting.part} {s} lost its standby {names}")
         moved.append(replace(stage, standbys=standbys))
     return tuple(moved), reasons
 
@@ -112,7 +117,11 @@ def _lacking(budget: Budget, stages: Stages, s: int) -> Callable[[str, Sequence[
 
 
 def hand_over(
-    stages: Stages, leaving: Collection[str], costs: Sequence[float] = (), budget: Budget = UNBOUND
+    stages: Stages,
+    leaving: Collection[str],
+    costs: Sequence[float] = (),
+    budget: Budget = UNBOUND,
+    counting: Counting = STEPS,
 ) -> tuple[Stages, list[str]]:
     """Swaps the roles of owners that are about to leave and their hot standbys, and ends duties that others have."""
     # The owner that leaves stays on as a hot standby until others have been seeded: it holds the newest state anyhow,
@@ -127,7 +136,7 @@ def hand_over(
             after = replicas.moved(stage, leaving, [*peers, *staying], load, replicas.costs_of(stage, costs), lacks)
             kept = tuple(Standby(n, True) for n in stage.distinct_owners if n in leaving)
             stages = (*stages[:s], replace(after, standbys=(*kept, *after.standbys)), *stages[s + 1 :])
-            reasons.append(replicas.moved_in_words(s, stage, after))
+            reasons.append(replicas.moved_in_words(s, stage, after, counting))
         elif stage.owners[0] in leaving and staying and not peers:
             lacks = _lacking(budget, stages, s)
             heir, *others = sorted(staying, key=lambda name: lacks(name, [name] * len(stage.owners)))
@@ -135,7 +144,7 @@ def hand_over(
             handed = tuple(Standby(n, True) for n in stage.distinct_owners)
             standbys = (*handed, *(b for b in stage.standbys if b.node != heir))
             stages = (*stages[:s], stage.run_by(heir, standbys), *stages[s + 1 :])
-            reasons.append(f"{heir} takes stage {s} over from {before}, which hands over what it holds")
+            reasons.append(f"{heir} takes {counting.part} {s} over from {before}, which hands over what it holds")
             staying = others
         if staying or len(peers) > 1:
             kept = tuple(b for b in stages[s].standbys if b.node not in leaving)
@@ -158,6 +167,7 @@ def settle(
     zones: Zones = NO_ZONES,
     costs: Sequence[float] = (),
     budget: Budget = UNBOUND,
+    counting: Counting = STEPS,
 ) -> tuple[Stages, list[str]]:
     """What changes at a commit: seeded standbys become hot, roles swap to relieve, spares are put to use.
 
@@ -170,14 +180,15 @@ def settle(
         if fresh:
             standbys = tuple(Standby(b.node, b.hot or b.node in fresh) for b in stage.standbys)
             stages = with_stage(stages, s, standbys=standbys)
-            reasons.extend(f"{n} is a hot standby of stage {s} from now on: its copy is complete" for n in fresh)
-    stages, handed = hand_over(stages, leaving, costs, budget)
+            of = f"{counting.part} {s}"
+            reasons.extend(f"{n} is a hot standby of {of} from now on: its copy is complete" for n in fresh)
+    stages, handed = hand_over(stages, leaving, costs, budget, counting)
     reasons.extend(handed)
     if copies == 1:  # standbys exist only to hand over to
         for s, stage in enumerate(stages):
             stages = with_stage(stages, s, standbys=tuple(b for b in stage.standbys if not b.hot))
             if set(stage.owners) <= set(leaving):
-                stages, asked = repair(stages, nodes, leaving, zones, budget=budget)
+                stages, asked = repair(stages, nodes, leaving, zones, budget=budget, counting=counting)
                 reasons.extend(asked)
         return stages, reasons
     # A difference of two, not of one: with one the roles would swap back at the next commit.
@@ -197,8 +208,8 @@ def settle(
             reasons.append(
                 f"{relief} takes stage {s} over from {stage.owner}, which ran several stages and now stands by for it"
             )
-    stages, dropped = trimmed(stages, leaving, zones, copies)
-    stages, repaired = repair(stages, nodes, leaving, zones, copies, budget)
+    stages, dropped = trimmed(stages, leaving, zones, copies, counting)
+    stages, repaired = repair(stages, nodes, leaving, zones, copies, budget, counting)
     stages, relieved = relieve(stages, nodes, zones, budget)
     stages, separated = separate(stages, nodes, zones, copies, budget)
     stages, spread_out = spread(stages, nodes, zones, copies, budget)

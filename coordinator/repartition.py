@@ -26,6 +26,7 @@ from culm.coordinator.shapes import Shape
 from culm.coordinator.step_cost import Estimate, Rates, Situation, estimate, least_cost, noisy_rates, rates
 from culm.coordinator.zone_places import most_apart
 from culm.coordinator.zones import in_several_zones, several
+from culm.pipeline.counting import counted, of_chunks
 from culm.pipeline.plan import Stages
 
 # A gain below this is within what the estimate cannot tell: it knows nothing of transfer, caches or other guests.
@@ -72,13 +73,14 @@ def _better(order: Sequence[str], stages: Stages, situation: Situation) -> tuple
     if saved <= spent:
         return None
     shorter = 1.0 - nominal.length(after) / nominal.length(present)
-    takes = f"a step takes {100 * shorter:.0f} % less"
+    step = "an epoch" if situation.whole_pipelines else "a step"
+    takes = f"{step} takes {100 * shorter:.0f} % less"
     if nominal.of_dollar:
         cheaper = 1.0 - nominal.total(after) / nominal.total(present)
-        takes = f"a step costs {100 * cheaper:.0f} % less, and takes {100 * abs(shorter):.0f} % "
+        takes = f"{step} costs {100 * cheaper:.0f} % less, and takes {100 * abs(shorter):.0f} % "
         takes += "less" if shorter >= 0.0 else "more"
     words = [
-        f"{shape_in_words(better)} in place of {shape_in_words(stages)}: {takes}, "
+        f"{shape_in_words(better, situation)} in place of {shape_in_words(stages, situation)}: {takes}, "
         f"which saves {saved:.0f} s until the next node is expected to be lost",
         f"moving {move.size / 1e6:.0f} MB costs {spent:.1f} s",
         found.too_large,
@@ -177,13 +179,14 @@ def _best(order: Sequence[str], before: Stages, situation: Situation, nominal: R
             continue
         lacking = situation.budget.too_small(laid, before)
         if lacking:
-            what = f"{shape_in_words(laid)} would be {'cheaper' if nominal.of_dollar else 'faster'} and does not fit"
+            better = "cheaper" if nominal.of_dollar else "faster"
+            what = f"{shape_in_words(laid, situation)} would be {better} and does not fit"
             small.append((takes, f"{what}: {situation.budget.in_words(lacking, laid, before)}"))
         else:
             best, least = laid, takes
     # Of equals the first one was tried first: the one with more stages.
-    better = min((each for each in small if each[0] <= least), default=None)
-    return _Found(best, better[1] if better is not None else "") if best else None
+    too_large = min((each for each in small if each[0] <= least), default=None)
+    return _Found(best, too_large[1] if too_large is not None else "") if best else None
 
 
 def _most_promising(found: Iterable[Shape], nominal: Rates) -> list[Shape]:
@@ -191,8 +194,10 @@ def _most_promising(found: Iterable[Shape], nominal: Rates) -> list[Shape]:
     return sorted(found, key=lambda shape: (nominal.total(shape.bound), -len(shape.ranges), -shape.replicas))
 
 
-def shape_in_words(stages: Stages) -> str:
+def shape_in_words(stages: Stages, situation: Situation) -> str:
     rows = max(len(stage.distinct_owners) for stage in stages)
+    if situation.whole_pipelines:
+        return counted(rows, of_chunks(situation.pipelines).node)
     stages_in_words = f"{len(stages)} stage{'s' * (len(stages) != 1)}"
     return f"{rows} replicas of {stages_in_words}" if rows > 1 else stages_in_words
 
@@ -209,7 +214,8 @@ def _price_in_words(better: Stages, before: Stages, situation: Situation, nomina
         costs.append(seconds * paid + crosses)
     priced = sum(price.per_hour > 0.0 for price in situation.prices.values())
     nodes = f"all {priced} nodes paid" if priced == len(situation.prices) else f"{priced} nodes paid, others free"
-    text = f"a step costs {costs[0]:.3g} $ in place of {costs[1]:.3g}, {nodes}"
-    if situation.samples:
+    step = "an epoch" if situation.whole_pipelines else "a step"
+    text = f"{step} costs {costs[0]:.3g} $ in place of {costs[1]:.3g}, {nodes}"
+    if situation.samples and not situation.whole_pipelines:
         text += f": {1e6 * costs[0] / situation.samples:.3g} $ for a million samples"
     return text

@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Sequence
 from heapq import heapify, heapreplace
 
 from culm.pipeline import buckets, tree
+from culm.pipeline.counting import STEPS, Counting, ranges
 from culm.pipeline.plan import Buckets, StagePlan, Stages
 
 
@@ -123,7 +124,7 @@ def costs_of(stage: StagePlan, costs: Sequence[float]) -> Sequence[float]:
     return costs[stage.first_layer : stage.end_layer] if costs else [1.0] * len(stage.layers)
 
 
-def moved_in_words(s: int, before: StagePlan, after: StagePlan) -> str:
+def moved_in_words(s: int, before: StagePlan, after: StagePlan, counting: Counting = STEPS) -> str:
     """Who runs what of a stage in place of whom."""
     taken: dict[tuple[str, str], list[int]] = {}
     for p, (old, new) in enumerate(zip(before.owners, after.owners, strict=True)):
@@ -132,6 +133,7 @@ def moved_in_words(s: int, before: StagePlan, after: StagePlan) -> str:
     told = []
     for (heir, owner), pipelines in taken.items():
         role = ", the hot standby," if any(b.node == heir for b in before.standbys) else ""
-        of = f" of pipeline{'s' * (len(pipelines) > 1)} {', '.join(map(str, pipelines))}"
-        told.append(f"{heir}{role} runs stage {s}{of if len(before.owners) > 1 else ''} in place of {owner}")
+        numbers = ", ".join(map(str, pipelines)) if counting == STEPS else ranges(pipelines)
+        of = f" of {counting.share}{'s' * (len(pipelines) > 1)} {numbers}"
+        told.append(f"{heir}{role} runs {counting.part} {s}{of if len(before.owners) > 1 else ''} in place of {owner}")
     return "; ".join(told)

@@ -27,6 +27,7 @@ from dataclasses import replace
 
 from culm.coordinator.memory import UNBOUND, Budget, Room
 from culm.coordinator.zones import NO_ZONES, Zones, apart, several
+from culm.pipeline.counting import STEPS, Counting
 from culm.pipeline.plan import StagePlan, Stages, Standby
 from culm.pipeline.text import natural_order
 
@@ -90,6 +91,7 @@ def repair(
     zones: Zones = NO_ZONES,
     copies: int = PAIR,
     budget: Budget = UNBOUND,
+    counting: Counting = STEPS,
 ) -> tuple[Stages, list[str]]:
     """Gives every stage with too few copies, hot or on their way, one more to be seeded: a spare, else who holds least.
 
@@ -101,13 +103,19 @@ def repair(
     for enough in range(PAIR, copies + 1):
         if enough > PAIR and is_seeding(stages):
             break
-        stages, asked = _given_one_more(stages, nodes, leaving, zones, enough, budget)
+        stages, asked = _given_one_more(stages, nodes, leaving, zones, enough, budget, counting.part)
         reasons.extend(asked)
     return stages, reasons
 
 
 def _given_one_more(
-    stages: Stages, nodes: Collection[str], leaving: Collection[str], zones: Zones, copies: int, budget: Budget
+    stages: Stages,
+    nodes: Collection[str],
+    leaving: Collection[str],
+    zones: Zones,
+    copies: int,
+    budget: Budget,
+    part: str,
 ) -> tuple[Stages, list[str]]:
     reasons: list[str] = []
     lacking = [s for s, stage in enumerate(stages) if _lacks_standbys(stage, leaving, copies)]
@@ -123,7 +131,7 @@ def _given_one_more(
         least = room.least_lacking(candidates, stage)
         fitting = room.fitting(candidates, stage)
         if not fitting and not all(n in leaving for n in stage.required()):
-            reasons.append(f"no node has memory for another copy of stage {s}: {room.in_words(least, stage)}")
+            reasons.append(f"no node has memory for another copy of {part} {s}: {room.in_words(least, stage)}")
             continue
         candidates = fitting or [least]
         owner = next((n for n in stage.distinct_owners if n not in leaving), stage.owners[0])
@@ -136,7 +144,7 @@ def _given_one_more(
             kind += " in another zone than the owner" if spares else " of those in another zone than the owner"
         elif zoned:
             kind += " though not known to be in another zone than the owner"
-        reasons.append(f"{chosen}, {kind}, is seeded as standby of stage {s}")
+        reasons.append(f"{chosen}, {kind}, is seeded as standby of {part} {s}")
         stages = with_stage(stages, s, standbys=(*stage.standbys, Standby(chosen, False)))
         carried.copies[chosen] += 1
         room.add(chosen, stage)
@@ -158,7 +166,11 @@ def _lacks_standbys(stage: StagePlan, leaving: Collection[str], copies: int) -> 
 
 
 def trimmed(
-    stages: Stages, leaving: Collection[str] = (), zones: Zones = NO_ZONES, copies: int = PAIR
+    stages: Stages,
+    leaving: Collection[str] = (),
+    zones: Zones = NO_ZONES,
+    copies: int = PAIR,
+    counting: Counting = STEPS,
 ) -> tuple[Stages, list[str]]:
     """Takes away the hot standbys that stages do not need, now that others are hot as well."""
     reasons: list[str] = []
@@ -177,7 +189,7 @@ def trimmed(
         only = "one standby" if wanted == 1 else f"{wanted} standbys"
         needs = f"only {only} and keeps {', '.join(kept)}" if wanted else "no standby"
         why = f": it has {len(stage.distinct_owners)} owners" if several_stay else ""
-        reasons.append(f"stage {s} needs {needs}{why}")
+        reasons.append(f"{counting.part} {s} needs {needs}{why}")
     return stages, reasons
 
 

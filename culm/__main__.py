@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 from collections.abc import Iterable
+from functools import partial
 from importlib import import_module
 
 from culm import __version__
@@ -104,10 +105,8 @@ def main(argv: list[str] | None = None) -> int:
             return arguments
         if command not in NODES or not os.environ.get("PYTHONSAFEPATH"):  # so a script's nodes look where it looks
             sys.path.insert(0, "")  # the current folder is importable, as the job file says
-        if getattr(arguments, "cluster", ""):
-            from culm.engines.named_cluster import enter
-
-            arguments.coordinator = enter(arguments.cluster)
+        if hasattr(arguments, "cluster") and (arguments.cluster or arguments.coordinator is None):
+            arguments.coordinator = _coordinator_of(arguments)
         code: int = arguments.command(arguments)
         sys.stdout.flush()  # raises BrokenPipeError here, and not at the end of the interpreter
     except (JobError, Unavailable, ValueError) as error:
@@ -120,6 +119,16 @@ def main(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     return code
+
+
+def _coordinator_of(arguments: argparse.Namespace) -> str:
+    """Of the cluster that is named, or meant."""
+    from culm.engines.named_cluster import coordinator_of
+    from culm.pipeline import default_ports
+
+    if not arguments.cluster and (getattr(arguments, "demo", False) or getattr(arguments, "log", "")):
+        return default_ports.COORDINATOR  # a recorded run is looked at: nobody is asked
+    return coordinator_of(arguments.cluster, partial(print, file=sys.stderr))
 
 
 def _parsed(words: list[str], command: str) -> argparse.Namespace | int:

@@ -57,7 +57,12 @@ def fault_in(squared_norms: Mapping[int, float], losses: Sequence[float], pipeli
     return "" if math.isfinite(total) else "the norm of the whole gradient is not finite"
 
 
+# In step 0 no learning rate has had an effect.
+FIRST = "correct the data, the layers or the loss, as no weight has changed so far"
+
+
 def stop_in_words(step: int, fault: str) -> str:
     """The one line with which a run ends at a step whose numbers are not finite."""
-    mend = 'lower the learning rate or clip the gradient, or set train.nonfinite to "skip" to leave such steps out'
+    mend = "lower the learning rate or clip the gradient" if step else FIRST
+    mend += ', or set train.nonfinite to "skip" to leave such steps out'
     return f"step {step}: {fault}; the run stops with the weights as they were before that step; {mend}"

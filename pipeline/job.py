@@ -179,7 +179,10 @@ def load_job(path: str | Path, overrides: Sequence[str] = ()) -> Job:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise JobError(f"the job file cannot be read ({reason})", where, "give the path of a JOB.toml") from error
+        whole = f" at {Path(path).absolute()}" if not Path(path).is_absolute() else ""
+        raise JobError(
+            f"the job file cannot be read{whole} ({reason})", where, "give the path of a JOB.toml"
+        ) from error
     return _validated(_merged(_parsed(text, where), overrides), where)
 
 

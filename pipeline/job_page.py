@@ -24,6 +24,9 @@ whole one.
 What stands as `module:callable` is your code, named as in an import. `culm run` and the other commands find the module
 beside the job file, in the current folder, on `PYTHONPATH`, or installed. A `culm stage` on another machine has no job
 file beside it: there the module has to be in the current folder, on `PYTHONPATH`, or installed.
+
+Code alone is looked for beside the job file. A relative path of data, a model, checkpoints or a tracker counts from the
+folder in which the command is started.
 """
 
 WORDS = {int: "integer", float: "number", bool: "true or false", str: "text"}

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 from culm.coordinator import rolling_back, stopping_early
 from culm.coordinator.agreement import Agreement
@@ -126,6 +127,7 @@ def refuse_nothing(url: str, whole: Sequence[Found]) -> None:
     """Raises JobError where there is no whole checkpoint to go on from, or not even a folder."""
     if not whole:
         what = "there is no whole checkpoint" if storage.names(url) else "nothing is there"
+        what += f" ({Path(url).absolute()})" if "://" not in url and not Path(url).is_absolute() else ""
         mend = _beside(url) or "name a folder that culm checkpoint ls finds something in"
         raise JobError(what, f"--resume {shown_url(url)}", mend)
 

@@ -52,6 +52,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
+from culm.coordinator.edges.obstacles import Obstacles
 from culm.coordinator.edges.persistence import Document
 from culm.coordinator.edges.store import LENGTHS, PAGE, LostLease, StoreAway
 from culm.pipeline.terms import TERM_LIMIT
@@ -169,7 +170,7 @@ class RedisStore:
         return self._term
 
     async def _acquired(self, above: int) -> int:
-        told = ""
+        obstacles = Obstacles(log)
         while True:
             try:
                 kept = await self._redis.get(self._keys[1])
@@ -187,9 +188,7 @@ class RedisStore:
                     key = self._keys[1]
                     log.warning("%s in Redis was %.40r, which is no term: it was set to %d", key, kept, term)
                 return int(term)
-            if obstacle != told:
-                log.warning("%s", obstacle)
-                told = obstacle
+            obstacles.say(obstacle)
             await asyncio.sleep(0.2)
 
     async def _refused(self, error: RedisError) -> None:
@@ -212,16 +211,14 @@ class RedisStore:
             self._put(())  # a write of no words: the script checks and renews, and does nothing more
 
     async def load(self) -> Document | None:
-        said = ""
+        obstacles = Obstacles(log)
         while True:
             try:
                 text = await self._redis.get(f"{self._prefix}state")
                 break
             except RedisError as error:
                 await self._refused(error)
-                if _obstacle(error) != said:  # each obstacle once, however long it lasts
-                    said = _obstacle(error)
-                    log.warning("%s", said)
+                obstacles.say(_obstacle(error))
                 await asyncio.sleep(0.2)
         return _document_in(text) if text else None
 
@@ -371,7 +368,7 @@ def _is_mistake(error: RedisError) -> bool:
 
 def _obstacle(error: RedisError) -> str:
     if not isinstance(error, ResponseError):
-        return f"waiting for Redis: {error}"
+        return f"waiting for Redis: {error}; start it, or correct --redis"
     mend = "see whether it has memory and disk left, and is no replica"
     return f"waiting for Redis, which refuses for now: {error}; {mend}"
 

@@ -237,7 +237,7 @@ def _export_state(chosen: Found, out: str) -> None:
 
     import torch
 
-    from culm.pipeline.private import write_whole
+    from culm.pipeline.private import EXPORT, write_whole
     from culm.stage_server.compute.plain_state import plain_state
 
     state = plain_state(chosen.url)
@@ -247,7 +247,7 @@ def _export_state(chosen: Found, out: str) -> None:
         torch.load(part, weights_only=True, mmap=True)
 
     try:
-        write_whole(out, write)
+        write_whole(out, write, EXPORT)
     except pickle.UnpicklingError as error:
         what = f"the scheduler's state is more than numbers and texts ({' '.join(str(error).split())[:80]})"
         raise JobError(what, "train.schedule", "export the weights alone, without --optimizer") from error

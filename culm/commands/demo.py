@@ -42,14 +42,15 @@ def demo(arguments: argparse.Namespace) -> int:
     if not JOB.exists():
         raise JobError("the job that it trains is not here", str(JOB), "run culm demo in a clone of Culm's repository")
     job = read_job(str(JOB), OVERRIDES)
+    nodes = job.pipeline.stages
+    title = f"A GPT learns Python from the standard library, {job.job.steps} steps on {nodes} nodes, undisturbed:"
+    print(title, flush=True)  # before the trial, which takes a while
     nursery.warm_up()
     try_out(job)
     from culm.local.cluster import job_folder_of
     from culm.oracle.verification import train_on_cluster
 
-    nodes = job.pipeline.stages
     interrupts.end_on_sigterm()
-    print(f"A GPT learns Python from the standard library, {job.job.steps} steps on {nodes} nodes, undisturbed:")
     try:
         calm = train_on_cluster(job, job_folder_of(JOB), nodes, [], "undisturbed", False)
         print(f"loss {calm.losses[0]:.3f} -> {calm.losses[-1]:.3f} in {calm.seconds:.0f} s")

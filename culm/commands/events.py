@@ -1,6 +1,7 @@
 """``culm events``: what happened, and why."""
 
 import argparse
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 
@@ -8,13 +9,15 @@ import grpc
 
 from culm.pipeline.errors import JobError
 from culm.pipeline.money.codec import Reader, to_line
-from culm.pipeline.money.kinds import KINDS, Used
+from culm.pipeline.money.kinds import KINDS, Committed, Measured, Used
 from culm.pipeline.rpc.channel import details
 from culm.pipeline.text import cleaned
 from culm.protos import coordinator_pb2 as pb
 from culm.terminal import flags, interrupts
 from culm.terminal.client import connect
 
+OF_STEPS = (Committed.kind, Measured.kind)  # of which every step has one
+SHOW_THEM = "--all prints them, and --kind commit prints them alone"
 COST_SECONDS = 5.0  # for the coordinator's answer
 
 
@@ -33,9 +36,9 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         "--kind",
         type=flags.several(flags.one_of(*KINDS)),
         metavar="KIND[,KIND]",
-        help="print events of these kinds alone; default: of all but usage",
+        help="print events of these kinds alone; default: of all but usage, and on a terminal but commit and measured",
     )
-    every = "print usage too: where each node's time went, every minute or more often"
+    every = "print every kind: commits on a terminal too, and usage, which says where each node's time went"
     parser.add_argument("--all", action="store_true", help=every)
     parser.add_argument("--json", action="store_true", help="print one JSON object a line, of every kind")
     blocks = (
@@ -50,16 +53,23 @@ def events(arguments: argparse.Namespace) -> int:
     if arguments.incidents:
         return incidents(arguments)
     write = _print_json if arguments.json else _lines()
+    hides, hidden = hides_steps(arguments, sys.stdout.isatty()), 0
     channel, stub = connect(arguments.coordinator)
     with channel:
         try:
             for event in stub.ListEvents(pb.ListEventsRequest(from_sequence=1, follow=arguments.follow)):
-                if is_wanted(event.kind, arguments):
+                if hides and event.kind in OF_STEPS:
+                    if arguments.follow and not hidden:
+                        print(f"commits are left out: {SHOW_THEM}", file=sys.stderr)
+                    hidden += 1
+                elif is_wanted(event.kind, arguments):
                     write(cleaned(event))
         except KeyboardInterrupt:
             return 0
         except grpc.RpcError as error:
             raise _broken_off(error, arguments.coordinator) from error
+    if hidden and not arguments.follow:
+        print(f"{hidden:,} events of single steps are left out: {SHOW_THEM}", file=sys.stderr)
     return 0
 
 
@@ -98,6 +108,11 @@ def is_wanted(kind: str, arguments: argparse.Namespace) -> bool:
     if arguments.kind is not None:
         return kind in arguments.kind
     return kind != Used.kind or arguments.all or arguments.json
+
+
+def hides_steps(arguments: argparse.Namespace, on_terminal: bool) -> bool:
+    """A run has thousands of steps, and a person at a terminal looks for what happened beside them."""
+    return on_terminal and arguments.kind is None and not arguments.all and not arguments.json
 
 
 def _print_json(event: pb.ListEventsResponse) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TextIO
 
 from culm.coordinator.edges.tracking import refuse_missing
+from culm.local.redis_binary import find_redis_server
 from culm.pipeline import default_ports
 from culm.pipeline.counting import of_chunks
 from culm.pipeline.errors import JobError
@@ -77,26 +78,33 @@ def read_job(path: str, overrides: Sequence[str]) -> Job:
     return load_job(path, overrides)
 
 
-def try_out(job: Job) -> None:
-    """Builds the model and runs it once, so that a mistake in it shows before anything starts. Raises JobError."""
-    refuse_missing(job)
-    import torch
+def try_out(job: Job, here: bool = True) -> None:
+    """Builds the model and runs it once, so that a mistake in it shows before anything starts. Raises JobError.
 
-    from culm.pipeline.user_code.check import check_job
-    from culm.pipeline.user_code.exits import ProcessEnded, caught
-    from culm.pipeline.user_code.model import ModelSource
-    from culm.stage_server.compute.copying import try_copying
-    from culm.stage_server.compute.device import CPU
+    ``here``: the cluster will be one of this machine, which needs a Redis server. Raises RedisUnavailable.
+    """
+    refuse_missing(job)
+    if here:
+        find_redis_server()  # before the trial, which is slow
     from culm.terminal.slow_trial import told_while_slow
 
-    torch.set_num_threads(job.job.threads)
-    try:
-        with caught(), told_while_slow("the job is tried on two microbatches", partial(print, file=sys.stderr)):
-            check_job(job)
-            source = ModelSource(job)
-            try_copying(source.optimizer, source.parameters_like(), job.train.optimizer, CPU)
-    except ProcessEnded as error:
-        raise JobError(str(error), f"model.layers, {job.model.layers}", "raise an exception instead") from error
+    with told_while_slow("the job is tried on two microbatches", partial(print, file=sys.stderr)):
+        import torch  # takes seconds on a busy machine, too
+
+        from culm.pipeline.user_code.check import check_job
+        from culm.pipeline.user_code.exits import ProcessEnded, caught
+        from culm.pipeline.user_code.model import ModelSource
+        from culm.stage_server.compute.copying import try_copying
+        from culm.stage_server.compute.device import CPU
+
+        torch.set_num_threads(job.job.threads)
+        try:
+            with caught():
+                check_job(job)
+                source = ModelSource(job)
+                try_copying(source.optimizer, source.parameters_like(), job.train.optimizer, CPU)
+        except ProcessEnded as error:
+            raise JobError(str(error), f"model.layers, {job.model.layers}", "raise an exception instead") from error
 
 
 def check_files(job: Job, resume: str, allow: str, new_run: bool) -> None:
@@ -179,7 +187,7 @@ def run(arguments: argparse.Namespace) -> int:
     from culm.local.kills import parse_kill
     from culm.local.ports import refuse_taken
     from culm.terminal.outcome import RunFailed
-    from culm.terminal.progress import display
+    from culm.terminal.progress import display, in_figures, newest, tensor_workers_in_words
 
     job = read_job(arguments.job, arguments.set)
     count = node_count(job, arguments.nodes, arguments.spares)
@@ -205,14 +213,14 @@ def run(arguments: argparse.Namespace) -> int:
         allow=arguments.allow,
     )
     print(f"logs: {cluster.folder}", file=sys.stderr)
-    outcome = Outcome()  # so far
+    outcome, workers = Outcome(), ""  # so far
     try:
         with cluster, display(job.job.name, plain=arguments.json) as shown:
             print(f"coordinator: {cluster.address}", file=sys.stderr)
 
             def watch(status: pb.GetStatusResponse, events: list[pb.ListEventsResponse], so_far: Outcome) -> None:
-                nonlocal outcome
-                outcome = so_far
+                nonlocal outcome, workers
+                outcome, workers = so_far, tensor_workers_in_words(status) or workers
                 shown.watch(status, events, so_far)
 
             outcome = train(cluster, watch)
@@ -239,16 +247,18 @@ def run(arguments: argparse.Namespace) -> int:
         return code
     of = of_chunks(job.graph.chunks if job.graph is not None else 0)
     rate = of.speed(job.samples_per_step * len(outcome.losses) / outcome.seconds)
-    loss = f", loss {outcome.losses[-1]:.4f}" if outcome.losses else ""
-    print(f"{len(outcome.losses)} {of.step}s in {outcome.seconds:.1f} s, {rate}{loss}")
+    reached = in_figures(newest(outcome))
+    print(", ".join(filter(None, [f"{len(outcome.losses)} {of.step}s in {outcome.seconds:.1f} s", rate, reached])))
     if outcome.stopped_early:
         print(outcome.stopped_early)
     if outcome.evaluations:
         step, found = max(outcome.evaluations.items())
-        print(f"evaluated after step {step}: {', '.join(f'{name} {number:.4f}' for name, number in found.items())}")
+        print(f"evaluated after {of.step} {step}: {in_figures(found)}")
+    if workers:
+        print(workers)
     for x in outcome.losses_of_nodes:
         print(
-            f"survived losing {x['node']} (stage {x['stage']}) in step {x['step']}: detected after "
+            f"survived losing {x['node']} ({of.part} {x['stage']}) in {of.step} {x['step']}: detected after "
             f"{x['detect_ms']:.0f} ms, resumed after {x['resume_ms']:.0f} ms, {x['redone']} instructions redone"
         )
     _say_checkpoint(outcome, sys.stdout)

@@ -234,6 +234,7 @@ def _redis_url_in_file(path: str) -> str:
 def run_coordinator(arguments: argparse.Namespace) -> int:
     from culm.coordinator.edges.coordinator_settings import CoordinatorSettings
     from culm.coordinator.edges.service import main
+    from culm.local.redis_binary import RedisUnavailable
     from culm.local.redis_server import EmbeddedRedis
     from culm.pipeline.identity_parts import parse_allowed
     from culm.pipeline.job import load_job
@@ -252,7 +253,10 @@ def run_coordinator(arguments: argparse.Namespace) -> int:
         url = arguments.redis or _redis_url_in_file(os.environ.get("CULM_REDIS_URL_FILE", ""))
         if not url:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="culm-redis-"))
-            url = stack.enter_context(EmbeddedRedis(Path(folder))).url
+            try:
+                url = stack.enter_context(EmbeddedRedis(Path(folder))).url
+            except RedisUnavailable as error:
+                raise RedisUnavailable(f"{error}; or name one that runs with --redis URL") from error
         return main(
             CoordinatorSettings(
                 job=job,

@@ -134,7 +134,7 @@ def status(arguments: argparse.Namespace) -> int:
         return 0
     from rich.console import Console
 
-    from culm.terminal.progress import nodes_table
+    from culm.terminal.progress import nodes_table, tensor_workers_in_words
 
     loss = "-" if math.isnan(response.loss) else f"{response.loss:.4f}"
     print(f"{response.job}: {_phase(response)}")
@@ -154,6 +154,8 @@ def status(arguments: argparse.Namespace) -> int:
     if response.budget and response.unpriced:
         print(f"the budget of ${response.budget:.2f} does not count {', '.join(response.unpriced)}: no price is known")
     Console().print(nodes_table(response))
+    if workers := tensor_workers_in_words(response):
+        print(workers)
     if response.stalled_seconds:
         print(f"STALLED: no commit for {response.stalled_seconds:.0f} s, waiting for {response.awaited}")
     for line in exposure_lines(response):
@@ -186,15 +188,16 @@ def audits_in_words(audits: pb.AuditFigures) -> str:
 
 def exposure_lines(response: pb.GetStatusResponse) -> list[str]:
     """In words: which stages are without a hot standby now, and how long others were."""
+    part = of_chunks(response.graph.chunks).part
     lines = [
-        f"stage {stage} has been without a hot standby for {seconds:.1f} s"
+        f"{part} {stage} has been without a hot standby for {seconds:.1f} s"
         for stage, seconds in sorted(response.exposure.items())
         if seconds > 0
     ]
     for stage, past in sorted(response.exposure_windows.items()):
         often = "once" if past.count == 1 else f"{past.count} times"
         lines.append(
-            f"stage {stage} was without a hot standby {often}, for {past.total_seconds:.1f} s in all, "
+            f"{part} {stage} was without a hot standby {often}, for {past.total_seconds:.1f} s in all, "
             f"{past.longest_seconds:.1f} s at most"
         )
     return lines

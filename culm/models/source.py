@@ -83,7 +83,8 @@ class Source:
 def _config_of(model: str, changes: Mapping[str, Any]) -> Any:
     is_folder = Path(model).is_dir()
     if not is_folder and model not in transformers.CONFIG_MAPPING:
-        what = f"no model at {model!r}: there is no such folder, and transformers knows no such architecture"
+        folder = Path(model).absolute()
+        what = f"no model at {model!r}: there is no folder {folder}, and transformers knows no such architecture"
         raise JobError(what, WHERE, "name a folder with a config.json, or an architecture such as gpt2 or llama")
     try:
         if is_folder:

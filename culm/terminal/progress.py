@@ -2,6 +2,7 @@
 
 import sys
 from collections import deque
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -11,7 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from culm.pipeline.counting import of_chunks
+from culm.pipeline.counting import counted as number_of
+from culm.pipeline.counting import of_chunks, ranges
 from culm.pipeline.epochs import in_words
 from culm.protos import coordinator_pb2 as pb
 from culm.terminal.outcome import DONE, Outcome
@@ -76,16 +78,16 @@ class Lines:
 
     def watch(self, status: pb.GetStatusResponse, events: list[pb.ListEventsResponse], outcome: Outcome) -> None:
         every = max(1, status.steps // 20)
+        of = of_chunks(status.graph.chunks)
         for event in events:
             if event.kind in SHOWN:
                 print(f"{self._title} | {event.text}", file=sys.stderr, flush=True)
             elif event.kind == "commit" and int(event.fields["step"]) // every != self._said:
                 self._said = int(event.fields["step"]) // every
-                of = of_chunks(status.graph.chunks)
                 rate = of.speed(status.samples_per_second)
-                loss = float(event.fields["loss"])
                 step = int(event.fields["step"]) + 1
-                told = [f"{of.step} {step}/{status.steps}", in_words(status, step), f"loss {loss:.4f}", rate]
+                numbers = {"loss": float(event.fields["loss"]), **outcome.metrics.get(step - 1, {})}
+                told = [f"{of.step} {step}/{status.steps}", in_words(status, step), in_figures(numbers, "  "), rate]
                 print(f"{self._title} | {'  '.join(filter(None, told))}", file=sys.stderr, flush=True)
         if status.phase == "done" and status.detail not in (self._detail, status.stopped_early):
             self._detail = status.detail
@@ -102,12 +104,12 @@ class Screen:
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[trained]}"),
-            TextColumn("loss {task.fields[loss]}"),
+            TextColumn("{task.fields[numbers]}"),
             TextColumn("{task.fields[rate]}"),
             TimeElapsedColumn(),
             console=self._console,
         )
-        self._task = self._bar.add_task("steps", total=None, trained="", loss="-", rate="-")
+        self._task = self._bar.add_task("steps", total=None, trained="", numbers="loss -", rate="-")
         self._log: deque[str] = deque(maxlen=6)
         self._live = Live(console=self._console, refresh_per_second=8)
 
@@ -122,13 +124,12 @@ class Screen:
 
     def watch(self, status: pb.GetStatusResponse, events: list[pb.ListEventsResponse], outcome: Outcome) -> None:
         self._log.extend(event.text for event in events if event.kind in SHOWN)
-        loss = f"{outcome.losses[-1]:.4f}" if outcome.losses else "-"
         self._bar.update(
             self._task,
             total=status.steps,
             completed=status.step,
             trained=in_words(status, status.step),
-            loss=loss,
+            numbers=in_figures(newest(outcome), "  ") or "loss -",
             rate=of_chunks(status.graph.chunks).speed(status.samples_per_second),
         )
         parts: list[RenderableType] = [self._bar, nodes_table(status)]
@@ -142,21 +143,29 @@ class Screen:
 
 def nodes_table(status: pb.GetStatusResponse) -> Table:
     """Who runs what now."""
-    table = Table("node", "pid", "state", "stages", "standby of", "running", box=None, padding=(0, 2))
+    of = of_chunks(status.graph.chunks)
+    duties = f"{of.share if status.graph.chunks else of.part}s"
+    table = Table(of.node, "pid", "state", duties, "standby of", "running", box=None, padding=(0, 2))
     for node in sorted(status.nodes, key=lambda n: (len(n.id), n.id)):
         style = STATE_STYLES.get(node.state, OTHER)
         stages, standby = duties_in_words(status, node), standbys_in_words(status, node)
         # As Text, which holds no markup: other processes chose the names and the words.
         state, words = Text(node.state, style=style), (stages, standby, node.instruction)
         table.add_row(Text(node.id), str(node.pid), state, *map(Text, words))
-    exposed = [f"stage {s} for {x:.1f} s" for s, x in sorted(status.exposure.items()) if x > 0]
+    exposed = [f"{of.part} {s} for {x:.1f} s" for s, x in sorted(status.exposure.items()) if x > 0]
     if exposed:
         table.caption = f"[red]without a hot standby: {', '.join(exposed)}"
     return table
 
 
 def duties_in_words(status: pb.GetStatusResponse, node: pb.NodeStatus) -> str:
-    """The stages that a node runs, and of which pipelines, where it does not run all of them: ``1 (p0, p2)``."""
+    """The stages that a node runs, and of which pipelines, where it does not run all of them: ``1 (p0, p2)``.
+
+    On a graph its chunks, of which it runs every layer: ``0-3, 6``.
+    """
+    if status.graph.chunks:
+        stages = status.plan.stages
+        return ranges({chunk for stage in stages for chunk, owner in enumerate(stage.owners) if owner == node.id})
     told = []
     for s in node.stages:
         owners = status.plan.stages[s].owners if s < len(status.plan.stages) else []
@@ -172,7 +181,32 @@ def standbys_in_words(status: pb.GetStatusResponse, node: pb.NodeStatus) -> str:
         standbys = status.plan.stages[s].standbys if s < len(status.plan.stages) else []
         hot = any(b.hot for b in standbys if b.node == node.id)
         told.append(str(s) if hot else f"{s} (seeding)")
-    return ", ".join(told)
+    what = "layers " if status.graph.chunks and told else ""
+    return f"{what}{', '.join(told)}"
+
+
+def newest(outcome: Outcome) -> dict[str, float]:
+    """The loss and the metrics of the newest step."""
+    if not outcome.losses:
+        return {}
+    return {"loss": outcome.losses[-1], **outcome.metrics.get(outcome.first_step + len(outcome.losses) - 1, {})}
+
+
+def in_figures(numbers: Mapping[str, float], between: str = ", ") -> str:
+    return between.join(f"{name} {number:.4f}" for name, number in numbers.items())
+
+
+def tensor_workers_in_words(status: pb.GetStatusResponse) -> str:
+    """How many there are, and what they have done for the servers that are there; empty: they have done nothing."""
+    told = [node.resources.tensor_workers for node in status.nodes if node.resources.HasField("tensor_workers")]
+    # One worker may offer itself to every server.
+    count, done = max((each.workers for each in told), default=0), sum(each.done for each in told)
+    if not count and not done and not status.workers_wanted:
+        return ""
+    wanted = f" of {status.workers_wanted} that are wanted" if status.workers_wanted else ""
+    late = sum(each.repeated for each in told)
+    again = f", {late} of them given to a second worker" if late else ""
+    return f"tensor workers: {count}{wanted}, {number_of(done, 'task')} done{again}"
 
 
 def lost_nodes_table(outcome: Outcome) -> Table:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from culm.pipeline.user_code.imports import is_own
 
-FIRST, AGAIN = 30.0, 60.0  # seconds until the first line, and between two others
+FIRST, AGAIN = 5.0, 30.0  # seconds until the first line, and between two others
 
 
 @contextmanager

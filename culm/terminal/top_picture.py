@@ -50,11 +50,12 @@ class Column:
 
 
 NODE, STATE, STAGES, STANDBY = Column("node", 0), Column("state", 0, 8), Column("stages", 0), Column("standby of", 4)
+CHUNKS = Column("chunks", 0)  # of a graph, in place of stages
 RUNS, BUBBLE = Column("runs", 1, 6), Column("bubble", 2, right=True)
 SPEED, SENT = Column("sent/s", 3, 8, right=True), Column("sent", 6, 8, right=True)
 PRICE, SPENT = Column("$/h", 5, 5, right=True), Column("spent", 7, right=True)
 ZONE, MACHINE, PID = Column("zone", 8), Column("machine", 9), Column("pid", 10, right=True)
-COLUMNS = (NODE, STATE, STAGES, STANDBY, RUNS, BUBBLE, SPEED, SENT, PRICE, SPENT, ZONE, MACHINE, PID)
+COLUMNS = (NODE, STATE, STAGES, CHUNKS, STANDBY, RUNS, BUBBLE, SPEED, SENT, PRICE, SPENT, ZONE, MACHINE, PID)
 
 
 def picture(look: Look, recently: Recently, width: int, height: int | None = None) -> RenderableType:
@@ -133,7 +134,8 @@ def _problems(look: Look) -> Iterator[Text]:
         yield _cut(Text(told, style="bold red"))
     exposed = {s: seconds for s, seconds in sorted(status.exposure.items()) if seconds > 0}
     if exposed and status.phase == "running" and len(status.nodes) > 1:
-        which = f"stage{'s' if len(exposed) > 1 else ''} {', '.join(map(str, exposed))}"
+        part = of_chunks(status.graph.chunks).part
+        which = f"{part}{'s' if len(exposed) > 1 else ''} {', '.join(map(str, exposed))}"
         yield _cut(Text(f"Without a hot standby for up to {span(max(exposed.values()))}: {which}", style="yellow"))
     if status.checkpoint_fault:
         yield _cut(Text(status.checkpoint_fault, style="yellow"))
@@ -173,7 +175,7 @@ def _row(status: pb.GetStatusResponse, node: pb.NodeStatus, recently: Recently) 
     cells = {
         NODE: node.id,
         STATE: node.state,
-        STAGES: duties_in_words(status, node),
+        CHUNKS if status.graph.chunks else STAGES: duties_in_words(status, node),
         STANDBY: standbys_in_words(status, node),
         RUNS: node.instruction,
         BUBBLE: f"{share:.0%}" if share is not None else "",
@@ -191,7 +193,9 @@ def _row(status: pb.GetStatusResponse, node: pb.NodeStatus, recently: Recently) 
 def _table(rows: Sequence[Row], width: int) -> Table:
     """The columns that fit, of those that have something to show."""
     widths = {column: _width(column, rows) for column in COLUMNS}
-    columns = [c for c in COLUMNS if c.rank < SPEED.rank or any(row.cells.get(c) for row in rows)]
+    other = STAGES if any(CHUNKS in row.cells for row in rows) else CHUNKS
+    shown = [column for column in COLUMNS if column is not other]
+    columns = [c for c in shown if c.rank < SPEED.rank or any(row.cells.get(c) for row in rows)]
     while sum(widths[c] + GAP for c in columns) - GAP > width and any(c.rank for c in columns):
         columns.remove(max(columns, key=lambda c: c.rank))
     table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="bold")

@@ -11,6 +11,8 @@ NOTHING_STALE_SAVED = (
     "far is lost, and the run begins again at epoch 0; add the section, with every = N, a multiple of graph.refresh"
 )
 
+KEPT_NOWHERE = "nothing: the job has no [checkpoint] section, so culm down ends the run with all of its steps"
+
 
 def unsaved(job: Job, here: bool) -> str:
     """Nothing where the job has a [checkpoint]. ``here``: what runs on this machine alone is a trial, or loses all

@@ -42,6 +42,6 @@ def save_weights(path: str | Path, layers: LayerStates) -> None:
     }
     contiguous = {name: tensor.contiguous() for name, tensor in entries.items()}
     try:
-        private.write_whole(path, lambda part: save_file(contiguous, part))
+        private.write_whole(path, lambda part: save_file(contiguous, part), private.EXPORT)
     except SafetensorError as error:
         raise OSError(str(error)) from error

@@ -188,6 +188,6 @@ def export(folder: str, out: str | Path, average: bool = False) -> None:
     """
     entries = weights_of(folder, average)
     try:
-        private.write_whole(out, lambda part: save_file(entries, part))
+        private.write_whole(out, lambda part: save_file(entries, part), private.EXPORT)
     except (OSError, SafetensorError) as error:
         raise JobError(f"the export cannot be written ({error})", str(out), "choose another file") from error

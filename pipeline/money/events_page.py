@@ -19,8 +19,9 @@ dashboard, the metrics and `culm replay` are derived from it and from nothing el
 
 On a terminal the colours say what matters: red is a lost node and whatever stops training, yellow what may need
 somebody, green what is whole again. Elsewhere `culm events` prints plain text, a line for each event, and one with the
-date where a new day begins. Both leave `usage` out unless `--all` or `--kind usage` asks for it. Scripts should read
-`--json`, which has every event.
+date where a new day begins. Both leave `usage` out unless `--all` or `--kind usage` asks for it. A terminal leaves out
+`commit` and `measured` as well, of which every step has one, and says so. Scripts should read `--json`, which has every
+event.
 
 Every event has a `sequence`, a `time` (Unix seconds), a `kind`, a `text` in words, the `step` (how many are committed
 by then) and the `generation` of the plan. The fields below stand beside these; one of the same name takes the place of

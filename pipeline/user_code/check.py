@@ -1,7 +1,8 @@
 """Tries a job's model on two microbatches, so that a mistake in it shows before anything starts."""
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -41,14 +42,36 @@ def check_job(job: Job) -> None:
     if job.graph is not None:
         check_graph(source, job, source.dataset())
     else:
-        ask_again(source, job, a, b)
+        with _inputs_named(job, "data", (a.x, b.x)):
+            ask_again(source, job, a, b)
     if job.evaluate is not None:
         keys = [(0, 0, 0), (0, *job.evaluations.last)]
         held = zip(keys, _microbatches(job, "evaluate", keys), strict=True)
         microbatches = [Held(pipeline, number, x, target) for (_, pipeline, number), (x, target) in held]
-        check_evaluation(source, job, a.x, microbatches)
+        with _inputs_named(job, "evaluate", [each.x for each in microbatches]):
+            check_evaluation(source, job, a.x, microbatches)
     refuse_others()  # the last call of the loss or a metric, too
     _check_optimizer(source, job)
+
+
+@contextmanager
+def _inputs_named(job: Job, section: Section, inputs: Sequence[Pytree]) -> Iterator[None]:
+    """Beside an IndexError of a layer or the loss, says which whole numbers it was given, and from which files."""
+    try:
+        yield
+    except JobError as error:
+        found = [tensor for x in inputs for tensor in tensors_in(x)]
+        numbers = [
+            tensor for tensor in found if tensor.numel() and not (tensor.is_floating_point() or tensor.is_complex())
+        ]
+        if not isinstance(error.__cause__, IndexError) or not numbers:
+            raise
+        least, most = min(int(tensor.min()) for tensor in numbers), max(int(tensor.max()) for tensor in numbers)
+        read_as = getattr(dataset_of(job, section), "read_as", "")
+        whence = f" (from {read_as})" if isinstance(read_as, str) and read_as else ""
+        what = f"{error.what}; the input has whole numbers from {least} to {most}{whence}"
+        mend = "make the model's vocabulary larger than the largest one, or correct the data"
+        raise JobError(what, error.where, f"{mend}{', or the dtype it is read as' if whence else ''}") from error
 
 
 def _microbatches(job: Job, section: Section, keys: Sequence[Key]) -> list[tuple[Pytree, Pytree]]:

@@ -2,9 +2,10 @@
 
 import importlib
 import pkgutil
+import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -82,14 +83,26 @@ def _imported(name: str, where: str) -> Any:
 
 
 def _alike(name: str) -> str:
-    """``did you mean X?`` where the package has a module of a similar name, or nothing."""
+    """``did you mean X?`` where the package has a module of a similar name, or nothing.
+
+    Of modules outside of packages those beside the job, and in the current folder, come before those of Python.
+    """
     package, _, last = name.rpartition(".")
     try:
-        folders = importlib.import_module(package).__path__ if package else None
-        hint = closest(last, [found.name for found in pkgutil.iter_modules(folders)])
+        places: list[Iterable[str]] = [importlib.import_module(package).__path__] if package else [_own(), sys.path]
+        for folders in places:
+            hint = closest(last, [found.name for found in pkgutil.iter_modules(folders)])
+            if hint.startswith("did you mean"):
+                return hint
     except RAISED:  # a folder that cannot be read, a package without one
         return ""
-    return hint if hint.startswith("did you mean") else ""
+    return ""
+
+
+def _own() -> list[str]:
+    """The folders of ``sys.path`` that are neither Python's own nor for packages that are installed."""
+    stdlib = sysconfig.get_path("stdlib")
+    return [each for each in sys.path if not each.startswith(stdlib) and "-packages" not in each]
 
 
 def called(factory: Callable[..., Any], arguments: dict[str, Any], where: str) -> Any:

@@ -22,6 +22,15 @@ def mend_of_chance(error: BaseException) -> str:
     return f"its bits may vary, so use an operation that has one{known}; or compute on the CPU with job.threads = 1"
 
 
+def begins_with_nan(layer: str, loss: float) -> JobError:
+    """The error for a run that would stop in its first step. ``layer``: the first that returns NaN, if any."""
+    if layer:
+        what = f"{layer} returns nan for the first microbatch, whose samples have none, and the loss is {loss}"
+        return JobError(what, "model.layers", "correct the layer, or the values that its parameters begin with")
+    what = f"the loss is {loss} for the first microbatch, though no layer returns nan"
+    return JobError(what, "train.loss", "correct it, or what it is given")
+
+
 def returned_odd(layer: str, what: object) -> JobError:
     """The error for a layer that returns what no other node can be given. ``what``: in words."""
     mend = "let it return a tensor, or tensors in tuples, lists, dicts, named tuples or dataclasses"

@@ -36,6 +36,7 @@ from culm.pipeline.checkpoints.digest import hash_layer
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job
 from culm.pipeline.tensors.bits import digest_of
+from culm.pipeline.tensors.layout import is_plain
 from culm.pipeline.tensors.pytrees import Pytree, mapped, tensors_in
 from culm.pipeline.user_code.forwards import Forwards, precision_of
 from culm.pipeline.user_code.imports import RAISED, described
@@ -43,7 +44,13 @@ from culm.pipeline.user_code.losses import taken, tally_of
 from culm.pipeline.user_code.metrics import Metrics
 from culm.pipeline.user_code.model import ModelSource
 from culm.pipeline.user_code.outline import Outline
-from culm.pipeline.user_code.refusals import changes_parameter, reads_late, writes_into_buffer, writes_into_overlapping
+from culm.pipeline.user_code.refusals import (
+    begins_with_nan,
+    changes_parameter,
+    reads_late,
+    writes_into_buffer,
+    writes_into_overlapping,
+)
 from culm.pipeline.user_code.sharing import kept_between, tensors_of
 from culm.pipeline.user_code.streams import seed_all, stream_seed
 from culm.pipeline.user_code.trial import (
@@ -93,6 +100,7 @@ def _first_sweep(source: ModelSource, job: Job, a: Sample, b: Sample) -> Firsts:
     firsts: Firsts = []
     kept = ""  # the buffer that lies in the memory of A, in words
     overlaps = False  # whether two tensors of A lie in one piece of memory
+    given_nan, made_nan = _has_nan(a.x), ""  # whether A's samples have a NaN; else the first layer that returns one
     for index in range(source.layer_count):
         layer = _build(source, index)
         name = _name(layer, index)
@@ -116,13 +124,19 @@ def _first_sweep(source: ModelSource, job: Job, a: Sample, b: Sample) -> Firsts:
         _refuse_other(name, of_a.bits, again.bits, "model.layers")
         _refuse_counting(name, before, after, "model.layers")
         firsts.append((trained, of_a.bits, of_b.bits))
+        if not given_nan and not made_nan and _has_nan(of_a.output):
+            made_nan = name
         trained = trained or any(p.requires_grad for p in layer.parameters())
         a, b = a.after(of_a), b.after(of_b)
     if not trained:
         what = "no layer has a parameter that requires a gradient: there is nothing to train"
         raise JobError(what, f"model.layers, {job.model.layers}", "leave some of them unfrozen")
     of_b_bits = _run_loss(source, job, b)
-    of_a_bits = _loss_backward(job, _loss_forward(source, job, a, kept, overlaps))
+    forward_of_a = _loss_forward(source, job, a, kept, overlaps)
+    if not given_nan and job.train.nonfinite == "stop" and not forward_of_a.value.isfinite().all():
+        # A layer's NaN alone is no mistake: the next one may replace it, or the loss leave it out.
+        raise begins_with_nan(made_nan, float(forward_of_a.value))
+    of_a_bits = _loss_backward(job, forward_of_a)
     before = _of_loss(source.loss)
     _refuse_other("the loss", of_a_bits, _run_loss(source, job, a), "train.loss")
     _refuse_counting("the loss", before, _of_loss(source.loss), "train.loss")
@@ -146,6 +160,12 @@ def _second_sweep(source: ModelSource, job: Job, a: Sample, b: Sample, firsts: F
     _refuse_late("the loss", bits_of_a, now_of_a, partial(_run_loss, source, job, a), "train.loss")
     _refuse_other("the loss", bits_of_a, now_of_a, "train.loss")
     _refuse_other("the loss", bits_of_b, now_of_b, "train.loss")
+
+
+def _has_nan(tree: Pytree) -> bool:
+    """Infinite numbers do not count: a mask may have them."""
+    numbers = (tensor for tensor in tensors_in(tree) if is_plain(tensor) and tensor.is_floating_point())
+    return any(bool(tensor.isnan().any()) for tensor in numbers)
 
 
 def _kept(name: str, memory: Memory, before: str) -> str:

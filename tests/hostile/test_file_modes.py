@@ -1,4 +1,6 @@
-"""What a run writes is for its user alone: files 0600, folders 0700, whatever the umask of the shell is."""
+"""What a run writes is for its user alone: files 0600, folders 0700, whatever the umask of the shell is. An export goes
+by the umask.
+"""
 
 import os
 import stat
@@ -8,6 +10,7 @@ from pathlib import Path
 import pytest
 import tomli_w
 import torch
+from safetensors.torch import save_file
 
 from culm.local import clusters
 from culm.local.cluster import LocalCluster
@@ -40,11 +43,23 @@ def test_a_checkpoint(tmp_path: Path) -> None:
     assert not open_to_others(tmp_path / "all")
 
 
-def test_weights_and_an_export(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
+def test_exported_weights_go_by_the_umask(tmp_path: Path, umask: int, mode: int) -> None:
+    """They had the mode 0600, which safetensors gives, beside a config.json that a group could read."""
+    os.umask(umask)
     out = tmp_path / "weights.safetensors"
     save_weights(out, [(0, {"weight": torch.ones(3)})])
-    assert stat.S_IMODE(out.stat().st_mode) == private.FILE
+    assert stat.S_IMODE(out.stat().st_mode) == mode
     assert list(tmp_path.iterdir()) == [out]
+    folder = tmp_path / "exported"
+    folder.mkdir()
+    save_file({"weight": torch.ones(3)}, folder / "model.safetensors")
+    (folder / "config.json").write_text("{}")
+    private.open_up(folder)
+    assert {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {
+        "model.safetensors": mode,
+        "config.json": mode,
+    }
 
 
 def test_weights_that_cannot_be_written_leave_what_was_there(tmp_path: Path) -> None:

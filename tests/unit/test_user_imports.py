@@ -1,5 +1,6 @@
 """What a job's own code lacks on this machine: which module or file, where it was looked for, and the mend."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,3 +29,15 @@ def test_a_file_that_is_not_there_is_told_with_the_folder_it_was_looked_for_in(
         called(open, {"file": "data/x.bin"}, "data.dataset")
     with pytest.raises(JobError, match=r"No such file.*; correct the code or its arguments$"):
         called(open, {"file": f"{tmp_path}/x.bin"}, "data.dataset")
+
+
+def test_a_misspelt_module_is_guessed_among_the_jobs_own_files_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python's own ``wave`` was offered, though waves.py lay beside the job."""
+    (tmp_path / "waves.py").write_text("")
+    monkeypatch.setattr("sys.path", [*sys.path, str(tmp_path)])
+    with pytest.raises(JobError, match=r"did you mean waves\? else install it"):
+        load_callable("wavez:layers", "model.layers")
+    with pytest.raises(JobError, match=r"did you mean csv\? else install it"):
+        load_callable("csvv:layers", "model.layers")
