@@ -97,9 +97,8 @@ def gauges(status: pb.GetStatusResponse) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "culm_samples_per_second", "Samples a second over the last steps.", status.samples_per_second
     )
-    if status.workers_wanted:
-        wanted = "Tensor workers that the run wants, where the job leaves that to it."
-        yield GaugeMetricFamily("culm_workers_wanted", wanted, status.workers_wanted)
+    wanted = "Tensor workers that the run wants, where the job leaves that to it."
+    yield GaugeMetricFamily("culm_workers_wanted", wanted, status.workers_wanted)
     yield GaugeMetricFamily("culm_term", "Term of the leading coordinator.", status.term)
     yield GaugeMetricFamily("culm_generation", "Generation of the present plan.", status.generation)
     yield GaugeMetricFamily("culm_checkpoint_step", "Steps in the newest whole checkpoint.", status.checkpoint)
