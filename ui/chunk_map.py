@@ -5,10 +5,10 @@ A server runs all layers of its chunks, so the map of a graph has no stages.
 
 from html import escape
 
+from culm.pipeline.counting import counted
 from culm.protos import coordinator_pb2 as pb
 from culm.ui.node_order import in_order
 from culm.ui.stage_map import WIDE, cell, legend, runs
-from culm.ui.words import counted
 
 EACH = 256  # chunks with a cell each; of more, neighbours of one server share one
 NARROW = "46px"  # of a cell with one number

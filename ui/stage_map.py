@@ -7,9 +7,9 @@ not see colours apart. Neighbouring pipelines of one owner are one cell.
 from collections.abc import Mapping
 from html import escape
 
+from culm.pipeline.counting import counted
 from culm.protos import coordinator_pb2 as pb
 from culm.ui.palette import STATES
-from culm.ui.words import counted
 
 SHOWN_SECONDS = 20.0  # that a lost node stays in the picture
 LINED_UP = 2  # owners of a stage with which it is a card; with more it is a band

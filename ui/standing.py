@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 from datetime import UTC, tzinfo
 
-from culm.pipeline.counting import STEPS
+from culm.pipeline.counting import STEPS, counted
 from culm.pipeline.epochs import in_words
 from culm.pipeline.money.example_prices import WORDS as EXAMPLE_PRICES
 from culm.pipeline.money.example_prices import at_example_prices
 from culm.protos import coordinator_pb2 as pb
 from culm.ui.counting import counting
 from culm.ui.look import Look
-from culm.ui.words import counted, fewer, moment, money, seconds_left, span
+from culm.ui.words import fewer, moment, money, seconds_left, span
 
 EXPOSED_SHOWN = 4  # stages that a warning names
 AWAITED_SHOWN = 4  # nodes that a stalled run is said to wait for

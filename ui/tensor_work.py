@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from culm.pipeline.counting import counted
 from culm.pipeline.neighbours import Staleness
 from culm.pipeline.resources import TensorWorkers
 from culm.protos import coordinator_pb2 as pb
-from culm.ui.words import counted
 
 NOTHING = TensorWorkers()
 

@@ -48,10 +48,6 @@ def after(ms: float) -> str:
     return f"{ms:.0f} ms" if ms < 1000 else f"{ms / 1e3:.1f} s" if ms < 60_000 else span(ms / 1e3)
 
 
-def counted(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
-
-
 def zone_of(name: str | None, offset_minutes: int | None) -> tzinfo:
     """Where somebody looks from, as a browser tells it: the zone's name, and the minutes from there to UTC."""
     try:

@@ -6,12 +6,13 @@ from datetime import tzinfo
 from rich.console import Console
 from rich.text import Text
 
+from culm.pipeline.counting import counted
 from culm.pipeline.money.example_prices import at_example_prices
 from culm.protos import coordinator_pb2 as pb
 from culm.terminal.severity import Severity
 from culm.ui.incident_facts import facts, origin_of
 from culm.ui.incidents import Incident
-from culm.ui.words import after, counted, moment
+from culm.ui.words import after, moment
 
 NOTHING = "Nothing has gone wrong: no node was lost or handed over, and nothing stood still."
 INDENT, NAMES = "  ", 21  # the column of names: as wide as the longest

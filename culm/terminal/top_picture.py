@@ -16,7 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from culm.pipeline.counting import of_chunks
+from culm.pipeline.counting import counted, of_chunks
 from culm.pipeline.epochs import in_words
 from culm.pipeline.money.codec import Entry
 from culm.pipeline.money.example_prices import WORDS as EXAMPLE_PRICES
@@ -29,7 +29,7 @@ from culm.terminal.severity import Severity, severity_of
 from culm.ui.look import Look
 from culm.ui.outlook_words import dollars_in_words
 from culm.ui.standing import seconds_to_end
-from culm.ui.words import clock, counted, money, size, span
+from culm.ui.words import clock, money, size, span
 
 INCIDENT_SECONDS = 600.0  # for which an event is shown, and a lost node that nobody has replaced
 LEAST_INCIDENTS = 5  # lines that nodes leave to them

@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from culm.pipeline.counting import amount
+from culm.pipeline.counting import amount, counted
 from culm.pipeline.messages import tensor_workers_from_proto
 from culm.pipeline.resources import TensorWorkers
 from culm.protos import coordinator_pb2 as pb
@@ -28,7 +28,7 @@ from culm.ui.stage_map import lost_lately
 from culm.ui.standing import is_over
 from culm.ui.tensor_work import age_in_words, servers, workers_in_words
 from culm.ui.trends import Trends
-from culm.ui.words import counted, money, span
+from culm.ui.words import money, span
 
 EXPLAINED = (
     "Tasks: a layer's work with its parameters, which workers do for the servers. Repeated: given to a second worker, "

@@ -6,6 +6,7 @@ from functools import partial
 
 import streamlit as st
 
+from culm.pipeline.counting import counted
 from culm.pipeline.money.codec import Entry
 from culm.pipeline.money.example_prices import WORDS as EXAMPLE_PRICES
 from culm.pipeline.money.example_prices import at_example_prices
@@ -20,7 +21,7 @@ from culm.ui.screens.overview import draw_curves
 from culm.ui.screens.widgets import TABLE_SECONDS, TEXT_SECONDS, height_of, panel, show_banner, zone, zone_note
 from culm.ui.source import Source
 from culm.ui.standing import is_over
-from culm.ui.words import after, clock, counted, fewer, milliseconds, moment, money, span
+from culm.ui.words import after, clock, fewer, milliseconds, moment, money, span
 
 TONES = {
     "lost": "bad",

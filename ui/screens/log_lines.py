@@ -5,13 +5,14 @@ from datetime import tzinfo
 
 import streamlit as st
 
+from culm.pipeline.counting import counted
 from culm.pipeline.log_levels import LEVELS, word_of
 from culm.protos import coordinator_pb2 as pb
 from culm.ui import markup
 from culm.ui.incidents import Incident
 from culm.ui.screens.widgets import TABLE_SECONDS, panel, zone
 from culm.ui.source import LogLines, Source
-from culm.ui.words import clock, counted
+from culm.ui.words import clock
 
 ALL = "all nodes"
 TONES = {"warning": "leaving", "error": "bad", "critical": "bad"}

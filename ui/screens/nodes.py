@@ -4,6 +4,7 @@ from collections.abc import Collection
 
 import streamlit as st
 
+from culm.pipeline.counting import counted
 from culm.protos import coordinator_pb2 as pb
 from culm.ui import markup
 from culm.ui.charts import bubble_share
@@ -25,7 +26,7 @@ from culm.ui.screens.widgets import (
 )
 from culm.ui.source import Source
 from culm.ui.standing import is_over, nobody_is_here
-from culm.ui.words import counted, size, worth
+from culm.ui.words import size, worth
 
 
 def show(source: Source) -> None:

@@ -4,7 +4,7 @@ import math
 
 import streamlit as st
 
-from culm.pipeline.counting import Counting, amount
+from culm.pipeline.counting import Counting, amount, counted
 from culm.ui import markup
 from culm.ui.charts import curve_alt, curve_data, curve_spec
 from culm.ui.counting import chunks_of, counting
@@ -24,7 +24,7 @@ from culm.ui.screens.widgets import (
 )
 from culm.ui.source import Source
 from culm.ui.standing import has_price, is_over, result
-from culm.ui.words import counted, money, worth, zone_in_words
+from culm.ui.words import money, worth, zone_in_words
 
 SMALL = 6  # charts beside the loss
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import streamlit as st
 
+from culm.pipeline.counting import counted
 from culm.pipeline.critical_path import COMMIT, TRAVEL, by_kind, critical_path
 from culm.pipeline.errors import JobError
 from culm.pipeline.ideal_step import ideal_of
@@ -15,7 +16,7 @@ from culm.ui.gantt import gantt, in_words, path_lines, shares
 from culm.ui.screens.widgets import TEXT_SECONDS, panel, scheme, show_banner
 from culm.ui.source import Source
 from culm.ui.standing import is_over
-from culm.ui.words import counted, literal, milliseconds
+from culm.ui.words import literal, milliseconds
 
 EVERY = 10.0  # seconds between two looks at the newest step: a look asks every node
 PATH_EXPLAINED = (
