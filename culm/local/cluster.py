@@ -122,12 +122,20 @@ class LocalCluster:
         self.close()
 
     def close(self) -> None:
-        """Ends every process: asks all of them first, then kills those that stay."""
+        """Ends every process: asks them first, then kills those that stay.
+
+        The coordinator ends first: it would take nodes that end for lost ones, and go back from weights that nobody
+        but this process has fetched.
+        """
         tracked = self.job.track is not None  # its coordinator lets trackers write what they were told last
+        coordinator = self._children.pop("coordinator", None)
+        if coordinator is not None:
+            coordinator.interrupt()
+            coordinator.stop(TRACKED_STOP_SECONDS if tracked else STOP_SECONDS)
         for child in self._children.values():
             child.interrupt()
-        for name, child in self._children.items():
-            child.stop(TRACKED_STOP_SECONDS if tracked and name == "coordinator" else STOP_SECONDS)
+        for child in self._children.values():
+            child.stop(STOP_SECONDS)
         self._children.clear()
         if self._redis is not None:
             self._redis.stop()
