@@ -214,9 +214,8 @@ class StageServer:
         device = device_for(job)
         self._watch.meter.computes_on(device, self._settings.memory_bytes)
         source = ModelSource(job)
-        of_code = (
-            source.fingerprint() if job.graph is not None else ""
-        )  # before the graph is made: as a worker tells it
+        # Before the graph is made: making it may import more of the job's code, and a worker makes none.
+        of_code = source.fingerprint() if job.graph is not None else ""
         every = job.checkpoint.every if job.checkpoint is not None else 0
         eager = job.resilience.redundancy == "eager"
         worker: Worker[Value] = Worker(

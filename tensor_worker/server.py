@@ -99,12 +99,8 @@ class ServerLink:
     def _serve_ahead(self, stub: TensorWorkStub, stream: "_Stream") -> None:
         try:
             self._serve(stub, stream)
-        except (
-            grpc.RpcError,
-            ValueError,
-            Corrupted,
-            StopIteration,
-        ) as error:  # the other one says the same, if it matters
+        except (grpc.RpcError, ValueError, Corrupted, StopIteration) as error:
+            # The other stream says the same, if it matters.
             log.debug("the stream that asks ahead ends: %s", error)
         finally:
             stream.end()
