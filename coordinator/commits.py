@@ -267,7 +267,7 @@ def _rearranged(
     if not settings.redundancy and not leaving and not any(stage.standbys for stage in plan.stages):
         return plan.stages, [], []
     usable = membership.usable(state)
-    stages, reasons = settle(
+    stages, settled = settle(
         plan.stages,
         usable,
         seeded,
@@ -278,6 +278,7 @@ def _rearranged(
         budget_of(state),
         counting_of(state.settings),
     )
+    reasons = list(settled)
     released = []
     for name in sorted(n for n in leaving if state.nodes[n].draining):
         node = state.nodes[name]

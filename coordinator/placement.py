@@ -21,6 +21,7 @@ from dataclasses import replace
 from culm.coordinator import replicas
 from culm.coordinator.layout import laid_out_in_zones
 from culm.coordinator.memory import UNBOUND, Budget
+from culm.coordinator.remembering import remembering
 from culm.coordinator.standbys import PAIR, Burdens, repair, separate, spread, trimmed, with_stage, with_standbys
 from culm.coordinator.zone_places import Weights
 from culm.coordinator.zones import NO_ZONES, Zones, apart, ring
@@ -158,6 +159,8 @@ def release(stages: Stages, node: str) -> Stages:
     return tuple(replace(x, standbys=tuple(b for b in x.standbys if b.node != node)) for x in stages)
 
 
+# Asked at every commit, and mostly about what the one before left.
+@remembering(answers=1)
 def settle(
     stages: Stages,
     nodes: Collection[str],
@@ -168,7 +171,7 @@ def settle(
     costs: Sequence[float] = (),
     budget: Budget = UNBOUND,
     counting: Counting = STEPS,
-) -> tuple[Stages, list[str]]:
+) -> tuple[Stages, tuple[str, ...]]:
     """What changes at a commit: seeded standbys become hot, roles swap to relieve, spares are put to use.
 
     ``seeded`` are the (stage, node) pairs whose copies reach the committed version with this commit; ``nodes`` those
@@ -190,7 +193,7 @@ def settle(
             if set(stage.owners) <= set(leaving):
                 stages, asked = repair(stages, nodes, leaving, zones, budget=budget, counting=counting)
                 reasons.extend(asked)
-        return stages, reasons
+        return stages, tuple(reasons)
     # A difference of two, not of one: with one the roles would swap back at the next commit.
     owning = Burdens(stages).owned
     for s, stage in enumerate(stages):
@@ -213,7 +216,7 @@ def settle(
     stages, relieved = relieve(stages, nodes, zones, budget)
     stages, separated = separate(stages, nodes, zones, copies, budget)
     stages, spread_out = spread(stages, nodes, zones, copies, budget)
-    return stages, [*reasons, *dropped, *repaired, *relieved, *separated, *spread_out]
+    return stages, (*reasons, *dropped, *repaired, *relieved, *separated, *spread_out)
 
 
 def relieve(

@@ -22,6 +22,7 @@ from culm.coordinator import replicas, shapes
 from culm.coordinator.crossing import crossing, in_words, listed
 from culm.coordinator.moving import SLOWDOWN, given
 from culm.coordinator.node_prices import per_second
+from culm.coordinator.remembering import remembering
 from culm.coordinator.shapes import Shape
 from culm.coordinator.step_cost import Estimate, Rates, Situation, estimate, least_cost, noisy_rates, rates
 from culm.coordinator.zone_places import most_apart
@@ -150,18 +151,21 @@ def _in_time(order: Sequence[str], stages: Stages, situation: Situation, nominal
     """The best shape of all nodes, or of so many that state moves to them before the next one is likely lost."""
     owners = {owner for stage in stages for owner in stage.distinct_owners}
     count = len(order)
-    found = _best(order, stages, situation, nominal)
+    asked = replace(situation, seconds_to_next_lost=0.0)  # the best shape is the best however long it lasts
+    found = _best(tuple(order), stages, asked, nominal)
     while found and _move(found.stages, stages, situation).seconds > situation.seconds_to_next_lost:
         kept = sum(name in owners for name in order)
         if count - kept < 2:
             break
         count = kept + (count - kept) // 2
-        fewer = replace(situation, nodes=tuple(name for name in situation.nodes if name in set(order[:count])))
-        found = _best(order[:count], stages, fewer, nominal)
+        fewer = replace(asked, nodes=tuple(name for name in situation.nodes if name in set(order[:count])))
+        found = _best(tuple(order[:count]), stages, fewer, nominal)
     return found
 
 
-def _best(order: Sequence[str], before: Stages, situation: Situation, nominal: Rates) -> _Found | None:
+# A look is taken at every commit, and most find what the one before found.
+@remembering(answers=4)
+def _best(order: tuple[str, ...], before: Stages, situation: Situation, nominal: Rates) -> _Found | None:
     """The best shape that fits the memory, beside what is held until then; and of a better one why it does not."""
     best: Stages = ()
     least = float("inf")
