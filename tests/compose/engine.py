@@ -52,11 +52,16 @@ class Project:
         files = [w for path in (ROOT / "docker-compose.yml", *self.files) for w in ("-f", str(path))]
         return docker("compose", "--project-name", self.name, *files, *words, environment=self.environment)
 
+    def begin(self, *services: str) -> None:
+        """Starts a fresh cluster: what an interrupted test left behind holds another run, and goes first."""
+        self.down()
+        self.up(*services)
+
     def up(self, *services: str) -> None:
         self.compose("up", "--detach", "--no-build", "--wait", "--wait-timeout", "300", *services)
 
     def down(self) -> None:
-        self.compose("down", "--volumes", "--timeout", "1", "--remove-orphans")
+        self.compose("--profile", "*", "down", "--volumes", "--timeout", "1", "--remove-orphans")
 
     def containers(self, service: str) -> list[str]:
         """Their names, also of those that are stopped."""

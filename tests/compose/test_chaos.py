@@ -37,7 +37,7 @@ def cluster() -> Iterator[Project]:
     # Several may run at once: each is a project of its own, its dashboard at any port that is free.
     project = Project(f"culm-chaos-{SEED}", [HERE / "chaos.yml"], {"STEPS": str(STEPS), "CULM_UI_PORT": "0"})
     try:
-        project.up()
+        project.begin()
         yield project
     finally:
         project.down()

@@ -32,7 +32,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Project]:
     environment = {"STEPS": str(STEPS), "CULM_UI_PORT": str(UI_PORT), "CULM_JOB": request.param}
     project = Project("culm-test", [HERE / "short.yml"], environment)
     try:
-        project.up("redis", "coordinator", "stage", "ui")
+        project.begin("redis", "coordinator", "stage", "ui")
         yield project
     finally:
         project.down()
@@ -47,7 +47,7 @@ def graph() -> Iterator[Project]:
         pytest.skip(f"no engine with the images: {error}")
     project = Project("culm-graph", [HERE / "graph.yml"], {"STEPS": str(EPOCHS), "CULM_JOB": GRAPH, "CULM_NODES": "2"})
     try:
-        project.up("redis", "coordinator", "stage", "tensor-worker")
+        project.begin("redis", "coordinator", "stage", "tensor-worker")
         yield project
     finally:
         project.down()

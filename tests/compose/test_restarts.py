@@ -24,7 +24,7 @@ def cluster() -> Iterator[Project]:
         pytest.skip(f"no engine with the images: {error}")
     project = Project("culm-restarts", [HERE / "chaos.yml"], {"STEPS": str(STEPS), "CULM_UI_PORT": "18503"})
     try:
-        project.up("redis", "coordinator", "stage")
+        project.begin("redis", "coordinator", "stage")
         yield project
     finally:
         project.down()
