@@ -16,14 +16,14 @@ from culm.simulator.markets.run_setup import Choice
 #     the job ends                                        its last step
 #     a node drains                                       every commit may let it go: nothing is passed over
 #
-# Of the steps that fit before such a moment the last one is played like any other: its commit is decided on. Hence the
-# "- 1" in each bound.
+# The step during which such a moment comes is played like any other, and its commit is decided on. A step that has to
+# be the one that is played, such as that of a checkpoint, is left out of the count: hence "- 1".
 
 
 def calm_steps(state: State, choice: Choice, now: float, until: float, seconds: float) -> int:
     """How many, 0 or more, from ``now`` on. ``until``: something else happens; ``seconds``: of a step."""
     until = min(until, settling.next_look(state, now))
-    count = int((until - now) / seconds) - 1 if until < float("inf") else state.settings.steps
+    count = int((until - now) / seconds) if until < float("inf") else state.settings.steps
     count = min(count, state.settings.steps - state.committed - 1)
     if choice.checkpoint_steps:
         count = min(count, choice.checkpoint_steps - state.committed % choice.checkpoint_steps - 1)
