@@ -25,7 +25,9 @@ SOAK = bool(os.environ.get("CULM_SOAK"))
 Strikes = Callable[[LocalCluster, pb.GetStatusResponse], None]
 
 
-def job(steps: int, workers: int, model: str = "culm.graphs:gcn", vertices: int = 400, staleness: int = 0) -> Job:
+def job(
+    steps: int, workers: int, model: str = "culm.graphs:gcn", vertices: int = 400, staleness: int = 0, servers: int = 2
+) -> Job:
     sizes = {"sizes": [8, 16, 4]} | ({"dropout": 0.3} if model.endswith("gcn") else {"heads": 2})
     return job_of(
         {
@@ -36,7 +38,7 @@ def job(steps: int, workers: int, model: str = "culm.graphs:gcn", vertices: int 
                 "layers": 2,
                 "chunks": 4,
                 "partitioner": "hash",
-                "servers": 2,
+                "servers": servers,
                 "workers": workers,
                 "staleness": staleness,
             },
@@ -53,7 +55,8 @@ def job(steps: int, workers: int, model: str = "culm.graphs:gcn", vertices: int 
 
 
 def trained(asked: Job, folder: Path, strikes: Strikes = lambda cluster, status: None) -> Outcome:
-    with LocalCluster(asked, ROOT, 2, folder=folder, patience=20.0) as cluster:
+    assert asked.graph is not None
+    with LocalCluster(asked, ROOT, asked.graph.servers, folder=folder, patience=20.0) as cluster:
 
         def note(status: pb.GetStatusResponse, events: list[pb.ListEventsResponse], outcome: object) -> None:
             strikes(cluster, status)
@@ -100,6 +103,17 @@ def test_workers_change_no_bit(tmp_path: Path, model: str, staleness: int) -> No
     asked = job(steps=120, workers=2, model=model, staleness=staleness)
     outcome = trained(asked, tmp_path / "run", OnceWorkersAreThere(tmp_path / "run", 4))
     assert outcome.sha256 == run_plain(asked).sha256
+    assert tasks_done(tmp_path / "run") > 0, "workers had something to do"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("servers", "workers"), [(1, 1), (1, 16), (2, 4), (4, 2), (4, 16)])
+def test_however_many_servers_and_workers_there_are_no_bit_changes(tmp_path: Path, servers: int, workers: int) -> None:
+    asked = job(steps=120, workers=workers, servers=servers)
+    once_there = OnceWorkersAreThere(tmp_path / "run", servers * workers)
+    outcome = trained(asked, tmp_path / "run", once_there)
+    assert outcome.sha256 == run_plain(asked).sha256
+    assert once_there.resumed, "the run was over before all workers were there"
     assert tasks_done(tmp_path / "run") > 0, "workers had something to do"
 
 
