@@ -12,6 +12,7 @@ from functools import partial
 from multiprocessing import active_children, get_context, resource_tracker
 from typing import Any, Protocol, TypeVar
 
+from culm.local.nursery import die_with_parent
 from culm.terminal import interrupts
 
 PROCESSES, RAY = "processes", "ray"
@@ -47,7 +48,8 @@ def spread(on: str = PROCESSES, chunk: int = 1, processes: int | None = None) ->
     # A process whose parent is interrupted as it starts ends with a traceback. A semaphore that is half made by then
     # is told of as leaked.
     with interrupts.held():
-        made = ProcessPoolExecutor(processes or os.cpu_count(), mp_context=get_context("spawn"))
+        count, context = processes or os.cpu_count(), get_context("spawn")
+        made = ProcessPoolExecutor(count, context, initializer=_end_with, initargs=(os.getpid(),))
     with made as pool:
         try:
             yield partial(_on_processes, pool, chunk)
@@ -55,6 +57,13 @@ def spread(on: str = PROCESSES, chunk: int = 1, processes: int | None = None) ->
             for child in active_children():
                 child.kill()
             raise
+
+
+def _end_with(parent: int) -> None:
+    """In a worker: whoever is killed leaves none that computes for nobody."""
+    die_with_parent()
+    if os.getppid() != parent:  # it was killed before
+        os._exit(1)
 
 
 def _on_processes(
