@@ -1,6 +1,6 @@
 """What is spread over the processors of this machine ends with the one who asked for it, however that one ends."""
 
-import signal
+import os
 import subprocess
 import sys
 import threading
@@ -13,7 +13,7 @@ HERE = "from tests.integration.test_spread import work; work()"
 
 
 def at_work(_: int) -> None:
-    print("at work", flush=True)
+    os.write(sys.stdout.fileno(), b".")
     threading.Event().wait()
 
 
@@ -23,12 +23,12 @@ def work() -> None:
 
 
 def test_workers_of_a_killed_process_end() -> None:
-    with subprocess.Popen([sys.executable, "-c", HERE], stdout=subprocess.PIPE, text=True) as asking:
+    with subprocess.Popen([sys.executable, "-c", HERE], stdout=subprocess.PIPE) as asking:
         assert asking.stdout is not None
-        assert [asking.stdout.readline() for _ in range(2)] == ["at work\n"] * 2
+        asking.stdout.read(2)  # both are at work
         workers = psutil.Process(asking.pid).children(recursive=True)
-        assert len(workers) >= 2
-        asking.send_signal(signal.SIGKILL)
+        asking.kill()
+    assert len(workers) >= 2
     _, left = psutil.wait_procs(workers, timeout=60.0)
     for worker in left:
         worker.kill()
