@@ -254,7 +254,9 @@ class ResilienceSection(Section):
     """What is done against lost nodes. No bit depends on it."""
 
     seed_bytes_per_second: Annotated[
-        Bytes, "what each holder gives at most to nodes being seeded, so that training goes on"
+        Bytes,
+        "what each holder gives at most to nodes being seeded, so that training goes on; a stage's only copy goes as "
+        "fast as the link",
     ] = 100_000_000
     ship_every: Annotated[
         Annotated[int, Field(ge=0, le=2**16)],

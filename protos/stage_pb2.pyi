@@ -336,7 +336,7 @@ class FetchRequest(_message.Message):
     AT_ONCE_FIELD_NUMBER: _builtins.int
     era: _builtins.int
     at_once: _builtins.bool
-    """Send at full speed: nobody is training."""
+    """Send at full speed: nobody is training, or no other copy is there."""
     @_builtins.property
     def layers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Indices of the layers."""

@@ -136,7 +136,7 @@ class Exchange:
         if holder is None:  # gone by the plan after the one that asked it: that plan asks another
             return
         log.info("fetching layers %s from %s, while at step %d", effect.layers, effect.peer, self.worker.version)
-        self._fetcher.fetch(holder, effect.layers, effect.era)
+        self._fetcher.fetch(holder, effect.layers, effect.era, effect.at_once)
 
     def restore_layers(self, effect: RestoreLayers) -> None:
         self.checkpoints.read(effect)

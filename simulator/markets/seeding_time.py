@@ -9,7 +9,8 @@ from culm.simulator.markets.job_profile import Cluster, Profile
 
 # Every plan says anew who is to hold what. What moves already goes on if it is still asked for; the rest is given up.
 # What is new begins at once. A giver has one rate for all that it seeds, one part after another: the second part of a
-# plan arrives after the first. Parts of other givers, or of a plan before, do not slow it down.
+# plan arrives after the first. Parts of other givers, or of a plan before, do not slow it down. A stage's only copy is
+# given as fast as the link goes.
 #
 # Every byte that began to move has arrived, was given up, or is on its way: ``check`` counts them.
 
@@ -29,21 +30,30 @@ class Part(NamedTuple):
     end_layer: int
 
 
-def asked(plan: Plan) -> list[tuple[str, Part]]:
+class Asked(NamedTuple):
+    giver: str
+    part: Part
+    at_once: bool = False  # the giver's copy is the only one
+
+
+def asked(plan: Plan) -> list[Asked]:
     """Who is to give what to whom under a plan: standbys that are not hot, and holders of stages to be.
 
     Of several holders all ask the first one, as nodes do (``stage_server.worker.holdings``).
     """
     parts = [
-        (stage.owners[0], Part(b.node, stage.first_layer, stage.end_layer))
+        Asked(stage.owners[0], Part(b.node, stage.first_layer, stage.end_layer), at_once=len(stage.required()) == 1)
         for stage in plan.stages
         for b in stage.standbys
         if not b.hot
     ]
     for stage in plan.target:
         giver = next(s.owners[0] for s in plan.stages if stage.first_layer in s.layers)
-        parts += [(giver, Part(node, stage.first_layer, stage.end_layer)) for node in stage.holders()]
-    return list({part: (giver, part) for giver, part in parts}.values())
+        parts += [Asked(giver, Part(node, stage.first_layer, stage.end_layer)) for node in stage.holders()]
+    found: dict[Part, Asked] = {}
+    for each in parts:
+        found.setdefault(each.part, each)
+    return list(found.values())
 
 
 class Moving:
@@ -56,17 +66,18 @@ class Moving:
 
     def adopt(self, plan: Plan, held: Mapping[str, set[int]], now: float) -> list[tuple[Part, float]]:
         """Begins what a plan asks for, gives up what it does not. Returns the new parts, and when they are there."""
-        given: dict[str, int] = {}
+        busy: dict[str, float] = {}  # seconds, by giver
         before, self._under_way = self._under_way, {}
         begun = []
-        for giver, part in asked(plan):
+        for giver, part, at_once in asked(plan):
             if part in before:
                 self._under_way[part] = before.pop(part)
             elif part.node in held:
                 lacking = [x for x in range(part.first_layer, part.end_layer) if x not in held[part.node]]
                 size = STATE_BYTES * sum(self._profile.layers[x].parameters for x in lacking)
-                given[giver] = given.get(giver, 0) + size
-                arrives = now + given[giver] / self._cluster.seed_bytes_per_second
+                rate = self._cluster.bytes_per_second if at_once else self._cluster.seed_bytes_per_second
+                busy[giver] = busy.get(giver, 0.0) + size / rate
+                arrives = now + busy[giver]
                 self._under_way[part] = Way(arrives, size)
                 self.begun += size
                 begun.append((part, arrives))

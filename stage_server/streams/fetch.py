@@ -61,7 +61,8 @@ def fetch_layers(
 ) -> None:
     """Streams the layers' state from the holder at ``address``; ``take(layer, version, state)`` gets each.
 
-    ``at_once``: as fast as it goes, since nobody is training. ``patience``: for a holder that is silent.
+    ``at_once``: as fast as it goes, since nobody is training, or no other copy is there. ``patience``: for a holder that
+    is silent.
 
     Raises grpc.RpcError when the holder is gone or holds no copy, ValueError when it sends what it was not asked for,
     or what is no state of the layer in this ``run``, and Corrupted when other bytes come than it has sent.
@@ -94,10 +95,11 @@ class Fetcher:
         self._patience = patience
         self._run = run
 
-    def fetch(self, source: Member, layers: tuple[int, ...], era: int) -> None:
-        threading.Thread(target=self._fetch, args=(source, layers, era), name="fetch", daemon=True).start()
+    def fetch(self, source: Member, layers: tuple[int, ...], era: int, at_once: bool = False) -> None:
+        arguments = source, layers, era, at_once
+        threading.Thread(target=self._fetch, args=arguments, name="fetch", daemon=True).start()
 
-    def _fetch(self, source: Member, layers: tuple[int, ...], era: int) -> None:
+    def _fetch(self, source: Member, layers: tuple[int, ...], era: int, at_once: bool) -> None:
         missing = list(layers)  # of this thread alone, as ``take`` is
 
         def take(layer: int, version: int, state: Value) -> None:
@@ -105,7 +107,7 @@ class Fetcher:
             self._listener.fetched(era, layer, version, state, source.node)
 
         try:
-            fetch_layers(source.address, layers, era, take, run=self._run, patience=self._patience)
+            fetch_layers(source.address, layers, era, take, at_once, self._run, self._patience)
         except (grpc.RpcError, JobError, ValueError, Corrupted) as error:
             why = details(error) if isinstance(error, grpc.RpcError) else str(error)
             time.sleep(RETRY_SECONDS)

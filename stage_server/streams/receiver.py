@@ -117,7 +117,7 @@ class Receiver:
                     digest.add(payload)
                     if offset + len(payload) == header.total_bytes:
                         response.digest = digest.number()
-                    if not request.at_once:  # seeding leaves the link to training: all fetches share one rate
+                    if not request.at_once:  # seeding leaves the link to training: these fetches share one rate
                         self._pace.take(len(payload))
                     yield response
         except Unfit as error:

@@ -77,11 +77,15 @@ class Forfeit:
 
 @dataclass(frozen=True, slots=True)
 class FetchLayers:
-    """Ask a holder for the state of these layers."""
+    """Ask a holder for the state of these layers.
+
+    ``at_once``: as fast as it goes, since the holder's copy is the only one.
+    """
 
     peer: str
     layers: tuple[int, ...]
     era: int
+    at_once: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

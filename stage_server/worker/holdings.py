@@ -187,7 +187,9 @@ class Holdings(Generic[V]):
             if wanted and sources:
                 room -= len(wanted)
                 self._asked.update(dict.fromkeys(wanted, sources[0]))
-                out.append(FetchLayers(sources[0], wanted, plan.era))
+                # Better that training waits for these bytes than that the only copy is lost, and the run goes back.
+                only_copy = len(stage.required()) == 1 and any(b.node == node for b in stage.standbys)
+                out.append(FetchLayers(sources[0], wanted, plan.era, at_once=only_copy))
         return out
 
     def fetched(self, layer: int, version: int, state: V, source: str) -> None:

@@ -245,6 +245,25 @@ def test_nothing_waits_for_a_gradient_once_the_last_commit_is_here() -> None:
     assert asked == [(0, 1)], "again"
 
 
+@pytest.mark.parametrize(
+    ("others", "at_once"), [((), True), ((Standby("n1", hot=True),), False)], ids=["the only one", "one of two"]
+)
+def test_the_only_copy_of_a_stage_is_fetched_as_fast_as_it_goes(others: tuple[Standby, ...], at_once: bool) -> None:
+    stages = (replace(TWO[0], standbys=(*others, Standby("n2", hot=False))), TWO[1])
+    worker: Worker[Nothing] = Worker("n2", 1, Schedule(2), 2)
+    worker.take_plan(replace(PREPARING, stages=stages, target=()))
+    assert [effect.at_once for effect in worker.drain() if isinstance(effect, FetchLayers)] == [at_once]
+
+
+def test_a_node_of_the_stages_to_be_leaves_the_link_to_training() -> None:
+    """There may be no copies at all: then nothing else is at risk than was before."""
+    worker: Worker[Nothing] = Worker("n2", 1, Schedule(2), 3)
+    worker.take_plan(replace(PREPARING, stages=tuple(replace(stage, standbys=()) for stage in TWO)))
+    asked = [effect.at_once for effect in worker.drain() if isinstance(effect, FetchLayers)]
+    assert asked
+    assert not any(asked)
+
+
 def test_a_report_of_a_part_hides_none_of_the_whole_stage() -> None:
     """A lost node gives the stage to a node that was ready with a part of it, which begins at the same layer."""
     worker: Worker[Nothing] = Worker("n2", 1, Schedule(2), 3)
