@@ -13,7 +13,9 @@
 #
 #     b (b - 1) .. (b - k + 1) / (N (N - 1) .. (N - k + 1))
 #
-# and those of some stage with the sum over all stages at most. That is a rollback, one for a bulk. Bulks are expected
+# and those of some stage with the sum over all stages at most. That is a rollback, one for a bulk. Nodes that go one
+# after another, before a copy of what the first one held is whole again, take as much as if they went at once: so what
+# is lost within ``Costs.exposed`` is one bulk. Bulks are expected
 # to come as often and as large as they did so far, and one more of them: by a node larger than any. What a few hours
 # have shown rules out nothing that is a little larger, and without that one the choice would follow the first bad bulk.
 #
@@ -52,6 +54,7 @@ class Losses:
     nodes: int  # there are now
     owners: Sequence[int]  # of each stage
     hours_left: float  # of the run
+    within: float = BULK_SECONDS  # seconds: nodes lost so close together are one bulk
     from_trace: int = 0  # how many of the bulks a trace told of
 
 
@@ -139,8 +142,9 @@ def _in_words(seen: Losses, costs: Costs, prices: Mapping[int, _Price], copies: 
         return f"{copies} copies of every stage: no node has been lost so far"
     found = prices[copies]
     as_told = f" (of these {seen.from_trace} as in the given trace)" if seen.from_trace else ""
+    at_once = "at once" if seen.within <= BULK_SECONDS else f"within {seen.within:.0f} s"
     words = (
-        f"{copies} copies of every stage: up to {max(seen.bulks)} of {seen.nodes} nodes were lost at once, in "
+        f"{copies} copies of every stage: up to {max(seen.bulks)} of {seen.nodes} nodes were lost {at_once}, in "
         f"{len(seen.bulks)} losses in {seen.hours:.1f} h{as_told}; in the {seen.hours_left:.1f} h that are left they "
         f"cost {found.for_copies:.0f} s, and {found.for_rollbacks:.0f} s of rollbacks are to be expected, each of "
         f"{costs.rollback:.0f} s"
@@ -181,8 +185,10 @@ def _looked(state: State, stages: Stages, nodes: int, hours: float, now: float) 
     """``hours``: that the rest of the run is taken to last as long as no step has been timed."""
     costs = costs_of(state, stages, hours)
     steps_left = state.steps - state.committed
+    within = max(BULK_SECONDS, costs.exposed)
     seen = Losses(
-        bulks=bulks(state.lost_at, BULK_SECONDS),
+        bulks=bulks(state.lost_at, within),
+        within=within,
         hours=(now - state.lost_at[0]) / HOUR if state.lost_at else 0.0,
         nodes=nodes,
         owners=[len(stage.distinct_owners) for stage in stages],

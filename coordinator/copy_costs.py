@@ -7,6 +7,10 @@
 #     memory     a stage's state on each holder: it bounds the number, and has no price
 #     seeding    the state moves once, at a price in training speed (``moving``)
 #
+# A lost copy is missing until another node has the stage's state and a commit has counted it: the step that is
+# disturbed, the seconds that seeding takes (as fast as the link goes where one copy is left), and the step in which
+# the last gradients follow.
+#
 # A rollback takes half of the steps between two checkpoints once more, and reads the state again. What nobody has
 # measured is taken from what the job says:
 #
@@ -38,6 +42,7 @@ class Costs:
     of_step: Callable[[int], float]  # what a step is longer by with so many copies. Invariant: it never falls
     to_seed: float  # once, for one copy more of every stage
     rollback: float
+    exposed: float = 0.0  # from the last but one copy of a stage that is lost until another one is whole
     taken: str = ""  # what nobody has measured, and what is taken instead, in words
 
 
@@ -60,11 +65,13 @@ def costs_of(state: State, stages: Stages, hours: float) -> Costs:
     else:
         again = max(0, state.committed - state.origin.step) + steps_left / 2
         taken.append("no checkpoints are saved, so a rollback takes all steps again that were taken until then")
+    moves = largest / settings.seed_bytes_per_second
     return Costs(
         step=step,
         of_step=lambda copies: max(0.0, most_sent(stages, parameters, copies) - fewest) / link,
-        to_seed=SLOWDOWN * largest / settings.seed_bytes_per_second,
-        rollback=again * step + largest / settings.seed_bytes_per_second,
+        to_seed=SLOWDOWN * moves,
+        rollback=again * step + moves,
+        exposed=largest / max(link, settings.seed_bytes_per_second) + (2.0 * step if state.watch.recent else 0.0),
         taken="; ".join(taken),
     )
 

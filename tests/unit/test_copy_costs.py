@@ -57,6 +57,23 @@ def test_a_rollback_costs_half_of_what_lies_between_two_checkpoints_and_the_rest
     assert costs.taken == "no checkpoints are saved, so a rollback takes all steps again that were taken until then"
 
 
+def test_a_stage_is_exposed_for_two_steps_and_while_its_state_moves_on_the_slowest_link() -> None:
+    assert costs_of(RUN, cut(4), 1.0).exposed == pytest.approx(2 * 2.0 + 12e6 / 1e9)
+    assert costs_of(replace(RUN, watch=co.Watch()), cut(4), 1.0).exposed == pytest.approx(12e6 / 1e9), (
+        "no step is known"
+    )
+
+
+def test_nodes_that_are_lost_before_a_copy_is_whole_count_as_lost_at_once() -> None:
+    """A bulk of one every hour asks for no third copy. Two losses three seconds apart do, where steps take two."""
+    hourly = tuple(3600.0 * hour for hour in range(20))
+    for apart, copies in ((0.0, 3), (3.0, 3), (600.0, 2)):
+        lost_at = tuple(sorted((*hourly, *(at + apart for at in hourly))))
+        state = replace(RUN, settings=replace(RUN.settings, steps=1_000_000), lost_at=lost_at)
+        after, why = after_losses(state, cut(8), len(NAMES) + 1, lost_at[-1])
+        assert (after.copies_wanted, "within 4 s" in why) == (copies, copies == 3), f"{apart:g} s apart"
+
+
 def test_what_nobody_has_measured_is_taken_from_the_job_and_told_of() -> None:
     unmeasured = {name: replace(node, bytes_per_second=0.0) for name, node in RUN.nodes.items()}
     costs = costs_of(replace(RUN, nodes=unmeasured, watch=co.Watch()), cut(4), 5.0)
