@@ -114,8 +114,9 @@ def alerts(look: Look, zone: tzinfo = UTC) -> list[tuple[str, str]]:
         ((seconds, s) for s, seconds in status.exposure.items() if seconds > 0), key=lambda x: (-x[0], x[1])
     )
     if exposed and status.phase == "running" and has_had_several(look):
-        named = ", ".join(f"stage {s} for {exposure(seconds)}" for seconds, s in exposed[:EXPOSED_SHOWN])
-        more = f", and {counted(len(exposed) - EXPOSED_SHOWN, 'more stage')}" if len(exposed) > EXPOSED_SHOWN else ""
+        part = counting(look).part
+        named = ", ".join(f"{part} {s} for {exposure(seconds)}" for seconds, s in exposed[:EXPOSED_SHOWN])
+        more = f", and {counted(len(exposed) - EXPOSED_SHOWN, f'more {part}')}" if len(exposed) > EXPOSED_SHOWN else ""
         found.append(("leaving", f"Without a hot standby: {named}{more}"))
     return found
 

@@ -61,8 +61,8 @@ def fetch_layers(
 ) -> None:
     """Streams the layers' state from the holder at ``address``; ``take(layer, version, state)`` gets each.
 
-    ``at_once``: as fast as it goes, since nobody is training, or no other copy is there. ``patience``: for a holder that
-    is silent.
+    ``at_once``: as fast as it goes, since nobody is training, or no other copy is there. ``patience``: for a holder
+    that is silent.
 
     Raises grpc.RpcError when the holder is gone or holds no copy, ValueError when it sends what it was not asked for,
     or what is no state of the layer in this ``run``, and Corrupted when other bytes come than it has sent.

@@ -91,9 +91,9 @@ def test_pages_tell_the_same_time_left_as_the_forecast() -> None:
 
 
 def test_the_row_of_the_cost_page() -> None:
-    assert change(SOONER, True) == {
+    assert change(SOONER, True, "step time") == {
         "machines": "one more like n0",
-        "a step": "-20%",
+        "step time": "-20%",
         "to the end": "ends 10 min 0 s sooner",
         "cost": "for $0.400 more",
         "what the coordinator would do": "by hand",

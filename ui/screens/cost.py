@@ -85,9 +85,10 @@ def to_come(source: Source) -> None:
     st.html(markup.chart_title("to the end", ""))
     if foreseen.HasField("seconds"):
         st.html(markup.figures(told_of_the_rest(look, zone())))
-    rows = [change(each, more) for each, more in changes_of(cost)]
+    step = f"{counting(look).step} time"
+    rows = [change(each, more, step) for each, more in changes_of(cost)]
     if rows:
-        st.html(markup.table(rows, "One machine more, or one less", ("a step", "to the end", "cost")))
+        st.html(markup.table(rows, "One machine more, or one less", (step, "to the end", "cost")))
     ranges = " Eight of ten such runs come out in the ranges." if foreseen.HasField("seconds") else ""
     st.html(markup.note(f"{foreseen.why[0].upper()}{foreseen.why[1:]}.{ranges}"))
 
@@ -107,10 +108,11 @@ def _parts(words: str) -> tuple[str, str]:
     return expected, within.removesuffix(")")
 
 
-def change(each: pb.NodeChange, more: bool) -> dict[str, str]:
+def change(each: pb.NodeChange, more: bool, step: str) -> dict[str, str]:
+    """``step``: what the column of a step's time is called."""
     return {
         "machines": whose(each, more),
-        "a step": f"{each.step_ratio - 1.0:+.0%}",
+        step: f"{each.step_ratio - 1.0:+.0%}",
         "to the end": seconds_changed(each),
         "cost": dollars_changed(each),
         "what the coordinator would do": each.why,
