@@ -87,7 +87,7 @@ def value(cells: Cells) -> dict[str, Any]:
             "title": f"{words.capitalize()}, Bamboo's as published being 1, by the hourly chance to lose a machine",
             "facet": facet,
             "columns": 3,
-            "spec": _lines(field, words, [0.2, 1.9], ".1f"),
+            "spec": _lines(field, words, [0.2, 2.3], ".1f"),
         }
         for field, words in (("throughput", "throughput"), ("value", "value"))
     ]
