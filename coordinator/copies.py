@@ -15,9 +15,12 @@
 #
 # and those of some stage with the sum over all stages at most. That is a rollback, one for a bulk. Nodes that go one
 # after another, before a copy of what the first one held is whole again, take as much as if they went at once: so what
-# is lost within ``Costs.exposed`` is one bulk. Bulks are expected
-# to come as often and as large as they did so far, and one more of them: by a node larger than any. What a few hours
-# have shown rules out nothing that is a little larger, and without that one the choice would follow the first bad bulk.
+# is lost within ``Costs.exposed`` of a bulk's first node is part of it. Later ones are not, however close together all
+# of them go: the first one's copy is whole by then.
+#
+# Bulks are expected to come as often and as large as they did so far, and one more of them: by a node larger than any.
+# What a few hours have shown rules out nothing that is a little larger, and without that one the choice would follow
+# the first bad bulk.
 #
 # A bulk of all nodes takes all copies, however many there are. It is told of, and does not count.
 #
@@ -58,17 +61,20 @@ class Losses:
     from_trace: int = 0  # how many of the bulks a trace told of
 
 
-def bulks(lost_at: Sequence[float], within: float) -> tuple[int, ...]:
-    """The sizes of bulks. ``lost_at``: when each node was lost, ascending; ``within``: seconds from one to the next.
+def bulks(lost_at: Sequence[float], within: float, exposed: float = 0.0) -> tuple[int, ...]:
+    """The sizes of bulks. ``lost_at``: when each node was lost, ascending.
 
-    Nodes that one decision declares lost have one moment, and so are one bulk.
+    A node is of the bulk of the one before it if it goes within so many seconds of that one, or within ``exposed``
+    seconds after the bulk's first one. Nodes that one decision declares lost have one moment, and so are one bulk.
     """
     sizes: list[int] = []
+    began = 0.0
     for i, at in enumerate(lost_at):
-        if i and at - lost_at[i - 1] <= within:
+        if i and (at - lost_at[i - 1] <= within or at - began <= exposed):
             sizes[-1] += 1
         else:
             sizes.append(1)
+            began = at
     return tuple(sizes)
 
 
@@ -185,10 +191,9 @@ def _looked(state: State, stages: Stages, nodes: int, hours: float, now: float) 
     """``hours``: that the rest of the run is taken to last as long as no step has been timed."""
     costs = costs_of(state, stages, hours)
     steps_left = state.steps - state.committed
-    within = max(BULK_SECONDS, costs.exposed)
     seen = Losses(
-        bulks=bulks(state.lost_at, within),
-        within=within,
+        bulks=bulks(state.lost_at, BULK_SECONDS, costs.exposed),
+        within=max(BULK_SECONDS, costs.exposed),
         hours=(now - state.lost_at[0]) / HOUR if state.lost_at else 0.0,
         nodes=nodes,
         owners=[len(stage.distinct_owners) for stage in stages],

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from culm.coordinator import state as co
-from culm.coordinator.copies import after_losses
+from culm.coordinator.copies import after_losses, bulks
 from culm.coordinator.copy_costs import costs_of, most_copies
 from culm.coordinator.gradient_bytes import most_sent
 from culm.coordinator.placement import place
@@ -72,6 +72,13 @@ def test_nodes_that_are_lost_before_a_copy_is_whole_count_as_lost_at_once() -> N
         state = replace(RUN, settings=replace(RUN.settings, steps=1_000_000), lost_at=lost_at)
         after, why = after_losses(state, cut(8), len(NAMES) + 1, lost_at[-1])
         assert (after.copies_wanted, "within 4 s" in why) == (copies, copies == 3), f"{apart:g} s apart"
+
+
+def test_losses_that_follow_each_other_closely_for_long_are_no_bulk_of_all() -> None:
+    """Of a thousand nodes one goes every few seconds. Only those that go before a copy is whole are lost together."""
+    every_3_seconds = tuple(3.0 * i for i in range(8))
+    assert bulks(every_3_seconds, 1.0, exposed=4.0) == (2, 2, 2, 2)
+    assert bulks((0.0, 0.9, 1.8, 2.7), 1.0) == (4,), "these went at once"
 
 
 def test_what_nobody_has_measured_is_taken_from_the_job_and_told_of() -> None:
