@@ -9,8 +9,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
-from benchmarks.strategies import MACHINES, WORKLOADS, figures
+from benchmarks.strategies import CULM, MACHINES, WORKLOADS, figures
 from culm.simulator.markets.account import Row
 from culm.simulator.markets.bamboo import Bamboo
 from culm.simulator.markets.compare import PIPELINES, culm
@@ -27,8 +28,11 @@ BERT = WORKLOADS["bert"]
 Changes = Sequence[Change]
 
 
-def grid(pipelines: int = PIPELINES["bert"], **changed: float) -> Callable[[Changes], Row]:
-    return lambda changes: culm(changes, BERT, replace(Cluster(), **changed), "lazy", pipelines).run(HOURS * HOUR)
+def grid(
+    pipelines: int = PIPELINES["bert"], copies: int | Literal["auto"] = 3, **changed: float
+) -> Callable[[Changes], Row]:
+    cluster = replace(Cluster(), **changed)
+    return lambda changes: culm(changes, BERT, cluster, "lazy", pipelines, copies).run(HOURS * HOUR)
 
 
 def restart(pause: float = CHECKPOINTS.pause, writes: float = CHECKPOINTS.writes) -> Callable[[Changes], Row]:
@@ -37,7 +41,9 @@ def restart(pause: float = CHECKPOINTS.pause, writes: float = CHECKPOINTS.writes
 
 
 VARIANTS: Mapping[str, Callable[[Changes], Row]] = {
-    "culm": grid(),
+    CULM: grid(),
+    "culm, copies auto": grid(copies="auto"),
+    "culm, 2 copies": grid(copies=2),
     "bamboo, as published": lambda changes: Bamboo(changes, BERT).run(HOURS * HOUR),
     "recycle-like, 0 s for a lost node": lambda changes: Rerouting(changes, BERT, pause=0.0).run(HOURS * HOUR),
     "recycle-like, 27 s": lambda changes: Rerouting(changes, BERT).run(HOURS * HOUR),

@@ -1,6 +1,7 @@
 """What the tables of docs/value.md compare: every strategy on the same machines, by name."""
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from culm.simulator.markets.account import Row, Use
 from culm.simulator.markets.bamboo import Bamboo
@@ -16,7 +17,17 @@ WORKLOADS = {name: on_machines(work, MACHINES) for name, work in PUBLISHED.items
 
 Strategy = Callable[[Sequence[Change], Published, float], Row]
 
-CULM, BAMBOO, RESTART = "culm", "bamboo, as published", "checkpoint and restart"
+CULM, BAMBOO, RESTART = "culm, 3 copies", "bamboo, as published", "checkpoint and restart"
+
+
+def grid(copies: int | Literal["auto"]) -> Strategy:
+    """Culm with so many copies of every stage: ``[resilience] copies``."""
+    return lambda changes, work, seconds: culm(changes, work, Cluster(), "lazy", PIPELINES[work.name], copies).run(
+        seconds
+    )
+
+
+# With three copies no run up to 0.50 an hour loses all of a stage's. With two, or as many as "auto" chooses, some do.
 STRATEGIES: dict[str, Strategy] = {
     RESTART: lambda changes, work, seconds: Peer(changes, work, CHECKPOINTS).run(seconds),
     "sample dropping": lambda changes, work, seconds: Peer(changes, work, DROPPING).run(seconds),
@@ -25,16 +36,11 @@ STRATEGIES: dict[str, Strategy] = {
     "recycle-like": lambda changes, work, seconds: Rerouting(changes, work).run(seconds),
     BAMBOO: lambda changes, work, seconds: Bamboo(changes, work).run(seconds),
     "bamboo, with lost work": lambda changes, work, seconds: Bamboo(changes, work, True).run(seconds),
-    CULM: lambda changes, work, seconds: culm(changes, work, Cluster(), "lazy", PIPELINES[work.name]).run(seconds),
+    CULM: grid(3),
 }
-# Where machines go in bulk the number of copies counts.
-TWO_COPIES = "culm, 2 copies"
-OF_TRACES: dict[str, Strategy] = {
-    **STRATEGIES,
-    TWO_COPIES: lambda changes, work, seconds: culm(
-        changes, work, Cluster(), "lazy", PIPELINES[work.name], chooses_copies=False
-    ).run(seconds),
-}
+# Over traces, and in random markets on request.
+OTHER_COPIES: dict[str, Strategy] = {"culm, copies auto": grid("auto"), "culm, 2 copies": grid(2)}
+ALL = {**STRATEGIES, **OTHER_COPIES}
 
 
 def figures(row: Row) -> dict[str, float]:

@@ -13,7 +13,7 @@ from math import sqrt
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.strategies import MACHINES, STRATEGIES, WORKLOADS, figures
+from benchmarks.strategies import ALL, MACHINES, STRATEGIES, WORKLOADS, figures
 from culm.engines.spread import HELP, PROCESSES, WAYS, spread
 from culm.simulator.markets.random_market import HOUR, hourly
 
@@ -47,7 +47,7 @@ def run(task: Task) -> tuple[Task, dict[str, dict[str, float]]]:
     hours = HOURS.get(task.workload, LONG)
     work = WORKLOADS[task.workload]
     changes = hourly(task.seed, MACHINES, task.probability, hours)
-    return task, {name: figures(STRATEGIES[name](changes, work, hours * HOUR)) for name in task.strategies}
+    return task, {name: figures(ALL[name](changes, work, hours * HOUR)) for name in task.strategies}
 
 
 def add(cells: Cells, task: Task, found: Mapping[str, Mapping[str, float]]) -> None:
@@ -103,7 +103,7 @@ def main() -> None:
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument("--probabilities", type=float, nargs="+", default=PROBABILITIES, metavar="P")
     parser.add_argument("--seeds", type=int, default=0, help="at most; default: as many as were published")
-    parser.add_argument("--only", nargs="+", choices=STRATEGIES, default=list(STRATEGIES))
+    parser.add_argument("--only", nargs="+", choices=ALL, default=list(STRATEGIES))
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--on", choices=WAYS, default=PROCESSES, help=HELP)
     parser.add_argument("--anew", action="store_true", help="forget what is there")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.strategies import MACHINES, RESTART, STRATEGIES, WORKLOADS
+from benchmarks.strategies import ALL, MACHINES, RESTART, WORKLOADS
 from benchmarks.sweep import Cells, deviation, mean
 from benchmarks.sweep import read as read_sweep
 from culm.simulator.markets.compare import PIPELINES
@@ -74,7 +74,7 @@ def sweep(cells: Cells) -> Iterator[str]:
         for rate in rates(cells, name):
             found = cells[f"{name} {rate}"]
             slow = mean(found[RESTART], "throughput") if RESTART in found else 0.0
-            for strategy in STRATEGIES:
+            for strategy in ALL:
                 if strategy in found:
                     rows.append([rate, strategy, *_cells(found[strategy], slow, bought.value)])
             if name == "bert" and rate in RELEASED:

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.strategies import MACHINES, OF_TRACES, WORKLOADS, figures
+from benchmarks.strategies import ALL, MACHINES, WORKLOADS, figures
 from culm.simulator.markets.random_market import HOUR, Zone, zoned
 from culm.simulator.markets.trace import Change, at_most, read_trace
 from culm.simulator.markets.workload import SPOT
@@ -57,7 +57,7 @@ def main() -> None:
     for workload in arguments.workloads:
         for name, changes in given:
             found = results.setdefault(f"{workload} {name}", {})
-            for strategy, run in OF_TRACES.items():
+            for strategy, run in ALL.items():
                 if strategy not in found:
                     row = run(changes, WORKLOADS[workload], changes[-1].at)
                     found[strategy] = {key: round(value, 4) for key, value in figures(row).items()}

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Literal
 
+from culm.coordinator.copy_costs import FEWEST
 from culm.simulator.markets.account import Row, Use
 from culm.simulator.markets.bamboo import Bamboo
 from culm.simulator.markets.culm_run import CulmRun
@@ -41,12 +42,12 @@ def culm(
     cluster: Cluster,
     redundancy: str,
     pipelines: int = 1,
-    chooses_copies: bool = True,
+    copies: int | Literal["auto"] = "auto",
 ) -> CulmRun:
     """One pipeline has as many stages as there are nodes and layers, and two spares.
 
-    Several run on all machines that the others ask for. Their shape is the coordinator's. ``chooses_copies``: so is the
-    number of copies, in place of two.
+    Several run on all machines that the others ask for. Their shape is the coordinator's. ``copies``: of every stage,
+    as ``[resilience] copies``; one pipeline has two.
     """
     profile = of_published(work, pipelines)
     if pipelines == 1:
@@ -55,7 +56,11 @@ def culm(
     else:
         steps = round(CHECKPOINT_SECONDS / min(work.step_seconds.values()))
         choice = Choice(
-            redundancy=redundancy, machines=work.machines, checkpoint_steps=steps, chooses_copies=chooses_copies
+            redundancy=redundancy,
+            machines=work.machines,
+            checkpoint_steps=steps,
+            copies=copies if isinstance(copies, int) else FEWEST,
+            chooses_copies=copies == "auto",
         )
     return CulmRun(changes, profile, cluster, choice)
 
