@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 
 from culm.pipeline.audits import Audited, digest_of_numbers
 from culm.pipeline.instruction import Duty
-from culm.pipeline.plan import Plan
+from culm.pipeline.plan import Plan, PlanOrder
 
 DOUBTS_KEPT = 64
 MOST_LIVES = 2  # of a node that was found to compute wrongly: its machine is not let in again
@@ -44,11 +44,14 @@ class Doubt:
 
 @dataclass(frozen=True, kw_only=True)
 class Checks:
-    """The first three are of the running step."""
+    """The first five are of the running step."""
 
     states: Mapping[int, Mapping[Holder, int]] = field(default_factory=dict)  # layer -> holder -> digest
     taken: Mapping[Forward, int] = field(default_factory=dict)  # the digest of what was used
-    audited: Mapping[Forward, tuple[str, int]] = field(default_factory=dict)  # by whom, and the digest
+    audited: Mapping[Forward, Mapping[str, int]] = field(default_factory=dict)  # auditor -> the digest that it found
+    # Node -> the layers of which all that it is to audit under the plan of this order is told.
+    done: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    under: PlanOrder = (0, 0)
     doubts: tuple[frozenset[str], ...] = ()  # of steps before, the newest last; those that are explained are gone
     doubted: tuple[int, int] = (0, 0)  # checkpoints after the first step, up to the second, are struck off
     in_a_row: int = 0  # doubts since the last commit
@@ -72,24 +75,31 @@ class Checks:
         """With what a node that is ready says. The first word counts, as of all facts."""
         if not (states or taken or audited):
             return self
-        by_layer = dict(self.states)
+        by_layer, by_forward = dict(self.states), dict(self.audited)
         for layer, digest in enumerate(states, first_layer):
             by_layer[layer] = {holder: digest, **by_layer.get(layer, {})}
-        return replace(
-            self,
-            states=by_layer,
-            taken={**{_of(x): x.digest for x in taken}, **self.taken},
-            audited={**{_of(x): (holder[0], x.digest) for x in audited}, **self.audited},
-        )
+        for x in audited:
+            by_forward[_of(x)] = {holder[0]: x.digest, **by_forward.get(_of(x), {})}
+        taken_so_far = {**{_of(x): x.digest for x in taken}, **self.taken}
+        return replace(self, states=by_layer, taken=taken_so_far, audited=by_forward)
+
+    def done_by(self, node: str, layers: range, order: PlanOrder) -> "Checks":
+        """With layers of which the node has told all that it is to audit under the present plan, whose order it is."""
+        before = self.done if order == self.under else {}
+        return replace(self, done={**before, node: before.get(node, frozenset()).union(layers)}, under=order)
+
+    def is_done_by(self, node: str, layers: frozenset[int], order: PlanOrder) -> bool:
+        """Whether the node has told all of these layers; ``order``: of the present plan."""
+        return order == self.under and layers <= self.done.get(node, frozenset())
 
     def after_step(self, step: int, plan: Plan, proof: int = PROOF) -> "Checks":
         """The step is committed: nothing that was told of it differed. ``proof``: agreeing audits that make a row."""
         if not (self.states or self.taken or self.audited or self.in_a_row):
             return self
         passed, good = dict(self.passed), dict(self.good)
-        for (p, s, _), (auditor, _) in self.audited.items():
+        for (p, s, _), by_auditor in self.audited.items():
             inside = s < len(plan.stages) and p < plan.pipelines
-            for node in (auditor, *([plan.owner_of(Duty(p, s))] if inside else [])):
+            for node in dict.fromkeys([*by_auditor, *([plan.owner_of(Duty(p, s))] if inside else [])]):
                 row = passed[node] = (*passed.get(node, ()), step)[-proof:]
                 if len(row) == proof:
                     good[node] = row[0]
@@ -99,17 +109,23 @@ class Checks:
         return replace(told, forwards=forwards, compared=compared)
 
     def lasting(self) -> "Checks":
-        """What a successor is to know: whom not to let in, who is in doubt, which checkpoints do not count."""
-        return Checks(doubts=self.doubts, doubted=self.doubted, found=self.found)
+        """What a successor is to know: whom not to let in, who is in doubt, which checkpoints do not count, and how far
+        back a doubt reaches at most.
+        """
+        return Checks(doubts=self.doubts, doubted=self.doubted, found=self.found, good=self.good)
 
     def of_step(self) -> "Checks":
         """Another step begins."""
-        return replace(self, states={}, taken={}, audited={})
+        return replace(self, states={}, taken={}, audited={}, done={}, under=(0, 0))
 
     def of_era(self, step: int) -> "Checks":
         """Another era begins at this step: of those after it nothing is known any more."""
         good = {node: min(known, step - 1) for node, known in self.good.items()}
         return replace(self.of_step(), passed={}, good=good)
+
+    def of_another_leader(self) -> "Checks":
+        """An era that another leader began, maybe after others: nobody knows here who was right in it."""
+        return replace(self.of_step(), passed={}, good={})
 
 
 def doubted_also(known: tuple[int, int], since: int, until: int) -> tuple[int, int]:
@@ -135,12 +151,12 @@ def differing(
             return _of_state(layer, said)
     for forward in sorted(checks.audited):
         p, s, m = forward
-        auditor, digest = checks.audited[forward]
+        by_auditor = checks.audited[forward]
         taken = checks.taken.get(forward)
         if taken is None and s == len(plan.stages) - 1:
             place = (p * microbatches + m) * size
             taken = digest_of_numbers(tallies[place : place + size]) if len(tallies) >= place + size else None
-        if taken is not None and taken != digest:
+        for auditor in sorted(node for node, digest in by_auditor.items() if taken not in (None, digest)):
             owner = plan.stages[s].owners[p] if s < len(plan.stages) and s not in moved else auditor
             nodes = frozenset({owner, auditor})
             of = f"pipeline {p}, " if plan.pipelines > 1 else ""

@@ -72,7 +72,8 @@ LEAVE_SECONDS = 5.0
 def missing(state: State, plan: Plan) -> tuple[str, ...]:
     """Who is still to report ready for the step being committed, as ``stage:node``.
 
-    Owners and hot standbys are required; a node being seeded is waited for once it has caught up.
+    Owners and hot standbys are required; a node being seeded is waited for once it has caught up. Where the job audits
+    they say so again under each plan of the step, which may name other auditors than the plan before (rule 25).
     """
     nothing: frozenset[int] = frozenset()
     out = []
@@ -81,7 +82,7 @@ def missing(state: State, plan: Plan) -> tuple[str, ...]:
         for node in stage.holders():
             if node not in stage.required() and not layers <= state.following.get(node, nothing):
                 continue
-            if not layers <= state.facts.get(node, nothing):
+            if not layers <= state.facts.get(node, nothing) or doubting.is_to_audit(state, node, layers):
                 out.append(f"{s}:{node}")
     # Of a target only what has caught up is waited for, and layer by layer: a holder of the stages to be reports in the
     # pieces in which the present stages cut its layers.

@@ -215,14 +215,18 @@ def _ready(state: State, report: Ready, now: float) -> Decision:
         replace(x, redone=report.redone) if (x.stage, x.heir) == (report.stage, report.node) else x
         for x in state.lost_owners
     )
+    checks = state.checks.told(
+        (node.node, node.incarnation), report.first_layer, report.states, report.taken, report.audited
+    )
+    order = (state.term, state.generation)
+    if state.settings.audit and report.order in (None, order):
+        checks = checks.done_by(report.node, report.layers, order)
     state = replace(
         state,
         facts=_with_layers(state.facts, report.node, report.layers),
         norms=norms,
         tallies=tallies,
-        checks=state.checks.told(
-            (node.node, node.incarnation), report.first_layer, report.states, report.taken, report.audited
-        ),
+        checks=checks,
         lost_owners=lost_owners,
         nodes={**state.nodes, report.node: replace(node, heard_at=now)},
     )

@@ -26,6 +26,11 @@ from culm.pipeline.money import kinds
 from culm.pipeline.plan import Plan
 
 
+def is_to_audit(state: State, node: str, layers: frozenset[int]) -> bool:
+    """Whether the node has yet to tell what it found of these layers, as the present plan has it audit them."""
+    return state.settings.audit > 0.0 and not state.checks.is_done_by(node, layers, (state.term, state.generation))
+
+
 def doubt_in(state: State) -> Doubt | None:
     """The first thing that was computed differently in the step that is to be committed."""
     told, plan, settings = state.checks, state.plan, state.settings

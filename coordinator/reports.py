@@ -141,6 +141,8 @@ class Ready:
     states: tuple[int, ...] = ()
     audited: tuple[Audited, ...] = ()
     taken: tuple[Audited, ...] = ()
+    # Of the plan whose audits of these layers are done; None: the node does not say, or nobody audits.
+    order: PlanOrder | None = None
 
     @property
     def layers(self) -> range:

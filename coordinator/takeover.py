@@ -252,7 +252,7 @@ def _adopted(state: State, plan: Plan, now: float) -> State:
     state = _paused_or_not(state, plan)
     # The plan was made when its step was current: every step before it is committed.
     if anew or plan.step > state.committed:
-        checks = state.checks.of_era(plan.step) if plan.era != state.era else state.checks.of_step()
+        checks = state.checks.of_another_leader() if plan.era != state.era else state.checks.of_step()
         state = replace(state, committed=plan.step, facts={}, following={}, norms={}, tallies=(), checks=checks)
     return replace(
         state,

@@ -607,6 +607,8 @@ class Ready(_message.Message):
     STATES_FIELD_NUMBER: _builtins.int
     AUDITED_FIELD_NUMBER: _builtins.int
     TAKEN_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
     era: _builtins.int
     step: _builtins.int
     stage: _builtins.int
@@ -614,6 +616,11 @@ class Ready(_message.Message):
     """First layer of the stage; squared_norms start there."""
     redone: _builtins.int
     """Instructions of this stage that the node ran in this step though the lost owner had finished them."""
+    term: _builtins.int
+    """And the plan under which all that this part of the stage is to be audited for is done. 0: a node of an older version
+    does not say.
+    """
+    generation: _builtins.int
     @_builtins.property
     def squared_norms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
     @_builtins.property
@@ -645,10 +652,12 @@ class Ready(_message.Message):
         states: _abc.Iterable[_builtins.int] | None = ...,
         audited: _abc.Iterable[Global___Audited] | None = ...,
         taken: _abc.Iterable[Global___Audited] | None = ...,
+        term: _builtins.int = ...,
+        generation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audited", b"audited", "era", b"era", "first_layer", b"first_layer", "redone", b"redone", "squared_norms", b"squared_norms", "stage", b"stage", "states", b"states", "step", b"step", "taken", b"taken", "tallies", b"tallies"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audited", b"audited", "era", b"era", "first_layer", b"first_layer", "generation", b"generation", "redone", b"redone", "squared_norms", b"squared_norms", "stage", b"stage", "states", b"states", "step", b"step", "taken", b"taken", "tallies", b"tallies", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

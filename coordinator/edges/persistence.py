@@ -74,14 +74,16 @@ def to_document(state: State) -> Document:
 def _checks_to(checks: Checks) -> Document:
     doubts = [sorted(nodes) for nodes in checks.doubts]
     sums = {name: getattr(checks, name) for name in AUDITED}
-    return {"doubts": doubts, "doubted": list(checks.doubted), "found": dict(checks.found), **sums}
+    known = {"doubted": list(checks.doubted), "found": dict(checks.found), "good": dict(checks.good)}
+    return {"doubts": doubts, **known, **sums}
 
 
 def _checks_from(known: Document) -> Checks:
     since, until = known.get("doubted", (0, 0))
     doubts = tuple(map(frozenset, known.get("doubts", ())))
     sums = {name: known.get(name, 0) for name in AUDITED}
-    return Checks(doubts=doubts, doubted=(since, until), found=known.get("found", {}), **sums)
+    found, good = known.get("found", {}), known.get("good", {})
+    return Checks(doubts=doubts, doubted=(since, until), found=found, good=good, **sums)
 
 
 def _layer_bytes_from(numbers: list[int]) -> LayerBytes:

@@ -159,6 +159,7 @@ def report_of(node: str, incarnation: int, request: pb.AttendRequest) -> reports
             states=tuple(r.states),
             audited=tuple(map(_audited, r.audited)),
             taken=tuple(map(_audited, r.taken)),
+            order=(r.term, r.generation) if r.term else None,
         )
     if body == "resumed":
         return reports.Resumed(node, incarnation, request.resumed.generation, request.resumed.stage)

@@ -149,6 +149,7 @@ class SimulatedAttendance:
                     states=fact.states,
                     audited=fact.audited,
                     taken=fact.taken,
+                    order=fact.order,
                 )
             )
         elif isinstance(fact, ReportCaughtUp):

@@ -19,8 +19,8 @@ from culm.pipeline.ties import Tie
 from culm.simulator.histories.after_the_end import Afterlife, Ending
 from culm.simulator.histories.arithmetic import Number
 from culm.simulator.histories.fault_counts import Counts, Kill
-from culm.simulator.histories.flips import Flips
 from culm.simulator.histories.invariants import check_end, check_log, check_node
+from culm.simulator.histories.mistakes import Mistakes
 from culm.simulator.histories.plain_loop import plain_loop
 from culm.simulator.histories.random_faults import Faults
 from culm.simulator.histories.simulated_coordinators import Leader
@@ -148,7 +148,7 @@ class Cluster:
         self.memory_bytes, self.memory_of = memory_bytes, memory_of  # that each node tells
         self.spills = spills
         self.audit = audit
-        self.flips = Flips()
+        self.mistakes = Mistakes()
         self.neighbours = neighbours
         self.home_seconds = home_seconds  # that what a card has computed takes at most to the host's memory
         self.slow = self.random.choice([0.001, 0.005, 0.03])  # mean seconds of a message
@@ -291,7 +291,7 @@ class Cluster:
         """The plain loop's state of a layer; on uneven hardware, and after a flip that no gate could show, what the
         first holder has.
         """
-        if not self._uneven and not self.flips.unseen:
+        if not self._uneven and not self.mistakes.unseen:
             return self.oracle.states[version][layer]
         return self._agreed.setdefault((node.worker.era, version, layer), node.arithmetic.states[layer])
 
@@ -371,7 +371,7 @@ class Cluster:
                     raise Broken(f"stuck in step {self.state.committed}: {self.state.detail}\n{self._stories()}")
             check_log(self)
             if not self.ending.fetched and self.state.phase is not co.Phase.FAILED:
-                check_end(self, self.losses, self._expected, exact=not self._uneven and not self.flips.unseen)
+                check_end(self, self.losses, self._expected, exact=not self._uneven and not self.mistakes.unseen)
         except AssertionError as error:
             raise Broken(f"seed {self.seed}: {error}") from error
         return self

@@ -5,7 +5,7 @@ other part's class. Each protocol lists what somebody asks for, and nothing more
 """
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Protocol
 
 from culm.coordinator import commands as cmd
@@ -157,11 +157,12 @@ class Ending(Protocol):
     def stop_coordinator(self) -> None: ...
 
 
-class Flips(Protocol):
-    """Bits that flip in states."""
+class Mistakes(Protocol):
+    """Bits that flip in states, and forwards that go wrong."""
 
-    def happens(self, node: Node, layer: int, bit: int) -> None: ...
-    def committed(self, plan: Plan, commit: cmd.Commit) -> None: ...
+    def flip(self, node: Node, layer: int, bit: int) -> None: ...
+    def forward(self, node: Node) -> None: ...
+    def committed(self, plan: Plan, commit: cmd.Commit, there: Container[str]) -> None: ...
 
 
 class World(Protocol):
@@ -216,7 +217,7 @@ class World(Protocol):
     @property
     def ending(self) -> Ending: ...
     @property
-    def flips(self) -> Flips: ...
+    def mistakes(self) -> Mistakes: ...
     @property
     def decide(self) -> Callable[[co.State, reports.Report, float], tuple[co.State, tuple[cmd.Command, ...]]]: ...
 

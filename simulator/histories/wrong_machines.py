@@ -41,7 +41,7 @@ class WrongMachines:
             return
         node = self._random.choice(living)
         layer = self._random.choice(sorted(node.arithmetic.states))
-        self._world.flips.happens(node, layer, self._random.randrange(20))
+        self._world.mistakes.flip(node, layer, self._random.randrange(20))
         self.done.append(f"layer {layer} of {node.name} at step {node.worker.version}")
 
     def _next_forward(self) -> None:
@@ -53,6 +53,7 @@ class WrongMachines:
     def _once(self, node: Node) -> Callable[[], int]:
         def error() -> int:
             node.arithmetic.error = lambda: 0
+            self._world.mistakes.forward(node)
             self.done.append(f"a forward of {node.name} in step {node.worker.version}")
             return self._random.randrange(1, PRIME)
 

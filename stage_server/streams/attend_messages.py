@@ -48,6 +48,8 @@ def ready(fact: ReportReady) -> pb.AttendRequest:
         audited=map(_audited, fact.audited),
         taken=map(_audited, fact.taken),
     )
+    if fact.order is not None:
+        message.term, message.generation = fact.order
     return pb.AttendRequest(ready=message)
 
 

@@ -106,6 +106,7 @@ class ReportReady:
     states: tuple[int, ...] = ()
     audited: tuple[Audited, ...] = ()
     taken: tuple[Audited, ...] = ()
+    order: PlanOrder | None = None  # and of the plan whose audits of this part are done; None: nobody audits
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,8 @@ class Facts(Generic[V]):
         self._post = post
         self._runner = runner
         self._effects = effects
-        # Of the running step. Said once each; what was said is what is repeated, also under another plan.
+        # Of the running step. Said once each, or where the job audits once under each plan; what was said is what is
+        # repeated, also under another plan.
         # By the whole part: a lost node may give the whole stage to a node that was ready with a part of it, and both
         # begin at the same layer.
         self.ready: dict[Part, ReportReady] = {}
@@ -74,7 +75,7 @@ class Facts(Generic[V]):
         whole = self._post.mailbox.whole(self._at.version)
         for stage, layers in plan.parts_of(self._at.node):
             part = (stage, layers.start, layers.stop)  # under another plan of the step it may have been a smaller one
-            if part in self.ready or any(not plan.sums_of[layer] <= whole for layer in layers):
+            if self._is_told(part, plan) or any(not plan.sums_of[layer] <= whole for layer in layers):
                 continue
             # A node that is being seeded may have the gradient before the state. If that were a fact, a node without
             # state could become an owner (rule 6).
@@ -95,9 +96,14 @@ class Facts(Generic[V]):
                 states=self._checking.states_of(layers),
                 audited=self._checking.audited(stage),
                 taken=self._checking.taken(stage),
+                order=plan.order if self._at.audit else None,
             )
             self.ready[part] = report
             self._effects.append(report)
+
+    def _is_told(self, part: Part, plan: Plan) -> bool:
+        """Another plan of the step may name other auditors: then the fact is told once more, with what they found."""
+        return part in self.ready and self.ready[part].order in (None, plan.order)
 
     def note_caught_up(self, plan: Plan, applied: set[int]) -> None:
         """Of parts with a layer whose missed step was just ``applied``. Their gradients may come after their commits

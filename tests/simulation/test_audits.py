@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ import pytest
 from culm.coordinator import checkpoints, checks, doubting, takeover
 from culm.coordinator import state as co
 from culm.coordinator.decisions import Decision
-from culm.pipeline.money.kinds import Differed
+from culm.coordinator.edges import persistence
+from culm.coordinator.edges.persistence import _checks_to as checks_to
+from culm.pipeline.money.kinds import Differed, RolledBack
 from culm.simulator.histories.simulated_cluster import Broken, Cluster
 from culm.simulator.histories.wrong_machines import WrongMachines
 
@@ -73,7 +76,7 @@ def test_lost_nodes_are_not_taken_for_wrong_ones(fifty: int) -> None:
 
 
 # Few forwards are audited, so that flips show by nothing but the state.
-AMONG = (
+AMONG: tuple[dict[str, Any], ...] = (
     {"disturb": 2},
     {"disturb": 1, "outages": 3},
     {"disturb": 1, "outages": 1, "changes": 2, "spares": 1, "forgets": 1},
@@ -93,6 +96,49 @@ def test_a_flip_is_found_at_the_gate_whatever_else_happens(fifty: int) -> None:
         assert machines.done or not differed(cluster), f"seed {seed}: nothing went wrong, and {differed(cluster)}"
         found += bool(differed(cluster))
     assert found > 2, "in many of them something is found"
+
+
+@pytest.mark.parametrize("fifty", range(40 if SOAK else 1))
+def test_a_wrong_forward_is_found_before_the_commit_whatever_else_happens(fifty: int) -> None:
+    """Unless a stage has one copy left: nobody is there to compare with. Pauses are left out: what flips in one before
+    its checkpoint is written is in that checkpoint.
+    """
+    found = 0
+    for seed in range(fifty * 50, fifty * 50 + (50 if SOAK else 16)):
+        cluster, machines = history_of_audits(seed, **AMONG[seed % 3])
+        cluster.run()
+        assert cluster.state.phase is co.Phase.DONE, f"seed {seed}: {cluster.state.detail}"
+        assert machines.done or not differed(cluster), f"seed {seed}: nothing went wrong, and {differed(cluster)}"
+        found += bool(differed(cluster))
+    assert found > 5, "in many of them something is found"
+
+
+def without_auditors_anew(without: pytest.MonkeyPatch) -> None:
+    """An auditor is lost, and a node that was ready before is the next one: nobody waits for what that finds."""
+    without.setattr(doubting, "is_to_audit", lambda *_: False)
+
+
+def test_a_step_waits_for_the_auditor_that_takes_a_lost_ones_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as without:
+        without_auditors_anew(without)
+        with pytest.raises(Broken):
+            history_of_audits(2027, **AMONG[2])[0].run()
+    history_of_audits(2027, **AMONG[2])[0].run()
+
+
+def test_a_new_leader_knows_how_far_back_a_doubt_reaches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the run begins anew: no node is known to have been right at any time."""
+
+    def steps_back() -> list[int]:
+        cluster = history_of_audits(291, flips=False, outages=2)[0].run()
+        events = [record.event for _, record in cluster.records]
+        pairs = pairwise(events)
+        return [a.step - b.step for a, b in pairs if isinstance(a, Differed) and isinstance(b, RolledBack)]
+
+    with monkeypatch.context() as without:
+        without.setattr(persistence, "_checks_to", lambda told: checks_to(replace(told, good={})))
+        forgetful = steps_back()
+    assert sum(steps_back()) < sum(forgetful)
 
 
 def mixing_steps(without: pytest.MonkeyPatch) -> None:
@@ -185,7 +231,7 @@ def test_without_waiting_lost_nodes_lead_back_to_a_wrong_checkpoint(monkeypatch:
 
     def history() -> Cluster:
         flips = partial(WrongMachines, flips=3)
-        return Cluster(169, stages=2, microbatches=2, steps=8, checkpoint_every=1, disturb=4, audit=1.0, hostile=flips)
+        return Cluster(1089, stages=2, microbatches=2, steps=8, checkpoint_every=1, disturb=4, audit=1.0, hostile=flips)
 
     with monkeypatch.context() as without:
         without_waiting(without)

@@ -76,9 +76,10 @@ def successor_of(state: State, now: float = 100.0) -> State:
 
 def test_what_is_in_doubt_outlives_a_coordinator() -> None:
     doubt = frozenset({"n0", "n1"})
-    checks = Checks(doubts=(doubt, doubt), doubted=(2, 5), found={"n2": 1}).told(("n0", 1), 0, [7], [], [])
+    lasting = Checks(doubts=(doubt, doubt), doubted=(2, 5), found={"n2": 1}, good={"n0": 7})
+    checks = lasting.told(("n0", 1), 0, [7], [], []).done_by("n0", range(1), (1, 2))
     state = replace(after(*arrival("n0"), *arrival("n1")), checks=checks)
-    assert successor_of(state).checks == Checks(doubts=(doubt, doubt), doubted=(2, 5), found={"n2": 1})
+    assert successor_of(state).checks == lasting
 
 
 def test_a_quarantine_outlives_a_coordinator() -> None:
