@@ -4,7 +4,7 @@ from collections.abc import Container
 from dataclasses import dataclass
 
 from culm.coordinator.commands import Commit
-from culm.pipeline.plan import Plan
+from culm.coordinator.state import State
 from culm.simulator.histories.world import Node
 
 # A flip is due at the first gate for which the node takes the digest of that layer after it:
@@ -16,7 +16,8 @@ from culm.simulator.histories.world import Node
 # or all others had their copies from it. Then the weights at the end prove nothing.
 #
 # A wrong forward is due at the gate of its step, if every forward is audited. Nobody can find it where a stage has one
-# copy left by then: the only other holder was lost within the step.
+# copy left by then: the only other holder was lost within the step. Nor where the stage's owner was lost in the step:
+# it and its heir may both have run the forward, and one's output is compared while the other's gradient counts.
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +39,8 @@ class Mistakes:
 
     def __init__(self) -> None:
         self._open: list[Flip] = []
-        self._forwards: set[tuple[int, int]] = set()  # era and step of those that went wrong
-        self.unseen: list[Flip | tuple[int, int]] = []  # what no gate could show: flips, and forwards' eras and steps
+        self._forwards: set[tuple[int, int, int]] = set()  # era, step and stage of those that went wrong
+        self.unseen: list[Flip | tuple[int, int, int]] = []  # what no gate could show
 
     def flip(self, node: Node, layer: int, bit: int) -> None:
         """A bit of the layer's state changes on the node."""
@@ -49,17 +50,20 @@ class Mistakes:
         due = version + 1 if arithmetic.late.get(layer) == version else version
         self._open.append(Flip(node.name, node.incarnation, layer, node.worker.era, due))
 
-    def forward(self, node: Node) -> None:
+    def forward(self, node: Node, stage: int) -> None:
         """A forward of the node's running step goes wrong."""
-        self._forwards.add((node.worker.era, node.worker.version))
+        self._forwards.add((node.worker.era, node.worker.version, stage))
 
-    def committed(self, plan: Plan, commit: Commit, there: Container[str]) -> None:
-        """``plan``: of the step that is committed; ``there``: the nodes that are not lost."""
-        forward = (commit.era, commit.step)
-        if forward in self._forwards and any(
-            sum(name in there for name in stage.required()) == 1 for stage in plan.stages
-        ):
-            self.unseen.append(forward)
+    def committed(self, before: State, commit: Commit, there: Container[str]) -> None:
+        """``before``: as it was before the decision to commit; ``there``: the nodes that are not lost since."""
+        plan = before.plan
+        if plan is None:
+            return
+        moved = {lost.stage for lost in before.lost_owners}
+        moved |= {s for s, stage in enumerate(plan.stages) if any(name not in there for name in stage.owners)}
+        alone = any(sum(name in there for name in stage.required()) == 1 for stage in plan.stages)
+        wrong = [x for x in self._forwards if x[:2] == (commit.era, commit.step)]
+        self.unseen += [x for x in wrong if alone or x[2] in moved]
         due = [flip for flip in self._open if flip.era == commit.era and flip.due <= commit.step]
         for flip in due:
             member = plan.members.get(flip.node)

@@ -49,7 +49,7 @@ class Arithmetic:
         self._pipelines = pipelines
         self.has_buffers = has_buffers
         self.uneven = uneven
-        self.error: Callable[[], int] = lambda: 0  # by how much a forward goes wrong; asked at each
+        self.error: Callable[[int], int] = lambda stage: 0  # by how much a forward goes wrong; asked at each
         self.states: dict[int, int] = {}
         self.versions: dict[int, int] = {}  # of each state, to see that no two are ever mixed
         self._told: dict[int, int] = {}  # layer -> the version whose digest was taken of the state that is here
@@ -132,7 +132,7 @@ class Arithmetic:
             x = forward(self.states[layer], buffer, x, step, duty.pipeline, microbatch, layer)
             if self.has_buffers:
                 self._buffers[key] = changed(buffer, inputs[-1])
-        x = self._given(x)
+        x = self._given(x, duty.stage)
         self._inputs[duty, microbatch] = inputs
         self._outputs[duty, microbatch] = x
         if last:
@@ -148,12 +148,12 @@ class Arithmetic:
         for layer in layers:
             assert self.versions[layer] == step, f"layer {layer} is at {self.versions[layer]} in step {step} (rule 2)"
             x = forward(self.states[layer], buffer_of(self.states[layer]), x, step, duty.pipeline, microbatch, layer)
-        x = self._given(x)
+        x = self._given(x, duty.stage)
         return digest_of_numbers(trained(x, self._form)) if last else x
 
-    def _given(self, x: int) -> int:
+    def _given(self, x: int, stage: int) -> int:
         """What a forward gives on this node's hardware, which may go wrong."""
-        return self.rounded((x + self.error()) % PRIME)
+        return self.rounded((x + self.error(stage)) % PRIME)
 
     def evaluate(self, duty: Duty, step: int, microbatch: int, x: int | None, last: bool) -> int:
         self._begin(duty, step)

@@ -93,8 +93,7 @@ class Leader:
         if self.world.audit:
             for commit in (command for command in commands if isinstance(command, cmd.Commit)):
                 check_gate(self.world, before, self.state, commit)
-                if before.plan is not None:
-                    self.world.mistakes.committed(before.plan, commit, self.state.nodes)
+                self.world.mistakes.committed(before, commit, self.state.nodes)
         for command in commands:
             self._carry_out(command)
 

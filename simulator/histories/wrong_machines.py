@@ -50,10 +50,10 @@ class WrongMachines:
             node = self._random.choice(living)
             node.arithmetic.error = self._once(node)
 
-    def _once(self, node: Node) -> Callable[[], int]:
-        def error() -> int:
-            node.arithmetic.error = lambda: 0
-            self._world.mistakes.forward(node)
+    def _once(self, node: Node) -> Callable[[int], int]:
+        def error(stage: int) -> int:
+            node.arithmetic.error = lambda stage: 0
+            self._world.mistakes.forward(node, stage)
             self.done.append(f"a forward of {node.name} in step {node.worker.version}")
             return self._random.randrange(1, PRIME)
 
@@ -66,5 +66,5 @@ class WrongMachines:
             node.arithmetic.error = self._now_and_then
         self._world.clock.after(0.01, self._keep_faulty)
 
-    def _now_and_then(self) -> int:
+    def _now_and_then(self, stage: int) -> int:
         return self._random.randrange(1, PRIME) if self._random.random() < self._share else 0
