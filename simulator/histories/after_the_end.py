@@ -61,7 +61,7 @@ class Ending:
         if not self._begun:
             self._begun = True
             self._schedule(self._afterlife)
-        if self._calm_at is None or (world.checkpoint_every and world.storage.fails()):
+        if self._calm_at is None or (world.checkpoint_every and world.storage.fails(readers=True)):
             self._calm_at = max(self._calm_at or 0.0, world.clock.now + CALM_SECONDS)
         if any(node.deaf and node.alive for node in world.nodes.values()):
             return False  # one that was ordered to die, which nobody knows any more where Redis has forgotten it

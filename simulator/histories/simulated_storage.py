@@ -96,9 +96,9 @@ class SimulatedStorage:
         listed = [f for each in named(files[MANIFEST], origin).files.values() for f in each]
         return all(f.name in files and _sha256(files[f.name]) == f.sha256 for f in listed)
 
-    def fails(self) -> bool:
-        """Whether somebody cannot write at present, or needs long for it."""
-        return any(what != "rots" for what, _ in self._faults)
+    def fails(self, readers: bool = False) -> bool:
+        """Whether somebody cannot write at present, or needs long; with ``readers`` also whether one reads nonsense."""
+        return any(readers or what != "rots" for what, _ in self._faults)
 
     def states(self, origin: Origin) -> dict[int, int]:
         """What a whole checkpoint holds, by layer."""
