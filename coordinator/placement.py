@@ -24,7 +24,7 @@ from culm.coordinator.memory import UNBOUND, Budget
 from culm.coordinator.remembering import remembering
 from culm.coordinator.standbys import PAIR, Burdens, repair, separate, spread, trimmed, with_stage, with_standbys
 from culm.coordinator.zone_places import Weights
-from culm.coordinator.zones import NO_ZONES, Zones, apart, ring
+from culm.coordinator.zones import NO_ZONES, Zones, apart, first_of_several, ring
 from culm.pipeline.counting import STEPS, Counting
 from culm.pipeline.partition import partition
 from culm.pipeline.plan import StagePlan, Stages, Standby
@@ -54,7 +54,7 @@ def place(
     """
     ranges = partition(costs, stages)
     if whole_pipelines:
-        grid = replicas.whole(natural_order(nodes), stages, pipelines)
+        grid = replicas.whole(first_of_several(natural_order(nodes), pipelines, zones), stages)
     elif (rows := replicas.count(len(nodes), stages, pipelines)) > 1:
         weights = Weights.of(ranges, rows, pipelines, parameters or costs, passed)
         grid = laid_out_in_zones(natural_order(nodes), rows, zones, weights, {})

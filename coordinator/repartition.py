@@ -27,7 +27,7 @@ from culm.coordinator.shapes import Shape
 from culm.coordinator.step_cost import Estimate, Rates, Situation, estimate, least_cost, noisy_rates, rates
 from culm.coordinator.zone_places import most_apart
 from culm.coordinator.zones import in_several_zones, several
-from culm.pipeline.counting import counted, of_chunks
+from culm.pipeline.counting import STEPS, counted, of_chunks
 from culm.pipeline.plan import Stages
 
 # A gain below this is within what the estimate cannot tell: it knows nothing of transfer, caches or other guests.
@@ -47,8 +47,7 @@ def propose(stages: Stages, situation: Situation) -> tuple[Stages, str] | None:
     order = [name for name in order if name in there]
     if not order or not min(situation.most_stages, len(situation.layer_costs)):
         return None
-    better = _better(order, stages, situation)
-    return better or (_apart_again(order, stages, situation) if not situation.whole_pipelines else None)
+    return _better(order, stages, situation) or _apart_again(order, stages, situation)
 
 
 def _better(order: Sequence[str], stages: Stages, situation: Situation) -> tuple[Stages, str] | None:
@@ -102,12 +101,14 @@ def _apart_again(order: Sequence[str], stages: Stages, situation: Situation) -> 
     come to an end.
     """
     rows = max(len(stage.distinct_owners) for stage in stages)
-    rows = min(rows, replicas.count(len(order), len(stages), situation.pipelines))
+    if not situation.whole_pipelines:
+        rows = min(rows, replicas.count(len(order), len(stages), situation.pipelines))
     if rows == 1 or not several({n: situation.zones.get(n, "") for n in order}):
         return None
     zones = Counter(situation.zones.get(n, "") for n in order)
     in_one = [s for s, stage in enumerate(stages) if not in_several_zones(stage.distinct_owners, situation.zones)]
-    if len(stages) - len(in_one) >= most_apart(zones, len(stages)):
+    most = len(stages) if situation.whole_pipelines else most_apart(zones, len(stages))
+    if len(stages) - len(in_one) >= most:
         return None
     ranges = tuple((stage.first_layer, stage.end_layer) for stage in stages)
     laid = shapes.laid_out(Shape(rows, ranges, Estimate(0.0)), order, stages, situation)
@@ -120,7 +121,7 @@ def _apart_again(order: Sequence[str], stages: Stages, situation: Situation) -> 
     if situation.budget.too_small(laid, stages):
         return None
     words = [
-        f"owners move, since one zone has all those of these stages: {listed(in_one)}",
+        f"owners move, since one zone has all those of these {_parts(situation)}: {listed(in_one)}",
         f"moving {move.size / 1e6:.0f} MB takes {move.seconds:.1f} s",
         in_words(laid, situation.zones, situation.sizes, situation.prices),
     ]
@@ -196,6 +197,10 @@ def _best(order: tuple[str, ...], before: Stages, situation: Situation, nominal:
 def _most_promising(found: Iterable[Shape], nominal: Rates) -> list[Shape]:
     """The best bound first; of equals more stages, which hold less each."""
     return sorted(found, key=lambda shape: (nominal.total(shape.bound), -len(shape.ranges), -shape.replicas))
+
+
+def _parts(situation: Situation) -> str:
+    return f"{of_chunks(situation.pipelines).part if situation.whole_pipelines else STEPS.part}s"
 
 
 def shape_in_words(stages: Stages, situation: Situation) -> str:

@@ -26,9 +26,9 @@ def count(nodes: int, stages: int, pipelines: int) -> int:
     return max(1, min(pipelines, nodes // stages))
 
 
-def whole(nodes: Sequence[str], stages: int, pipelines: int) -> list[list[str]]:
-    """The owners ``[replica][stage]`` where a node runs all stages of its pipelines; nodes beyond these run none."""
-    return [[node] * stages for node in nodes[:pipelines]]
+def whole(nodes: Sequence[str], stages: int) -> list[list[str]]:
+    """The owners ``[replica][stage]`` where each of the nodes runs all stages of its pipelines."""
+    return [[node] * stages for node in nodes]
 
 
 def laid_out(

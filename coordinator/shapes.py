@@ -14,7 +14,7 @@ from culm.coordinator.slowness import NOTICEABLE
 from culm.coordinator.standbys import repair, with_standbys
 from culm.coordinator.step_cost import Estimate, Situation
 from culm.coordinator.zone_places import Weights
-from culm.coordinator.zones import GRADIENT_BYTES
+from culm.coordinator.zones import GRADIENT_BYTES, first_of_several
 from culm.pipeline.partition import partition, partitions
 from culm.pipeline.plan import Stages
 
@@ -84,7 +84,7 @@ def laid_out(shape: Shape, order: Sequence[str], before: Stages, situation: Situ
     rows, count = shape.replicas, len(shape.ranges)
     parameters, pipelines = situation.layer_parameters, situation.pipelines
     if situation.whole_pipelines:
-        grid = replicas.whole(order, count, rows)
+        grid = replicas.whole(first_of_several(order, rows, situation.zones), count)
         return _with_all_copies(replicas.laid_out(grid, shape.ranges, pipelines, parameters), before, situation)
     if rows == 1:
         slowness = [situation.slowness.get(name, 1.0) for name in order[:count]]

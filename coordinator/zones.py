@@ -34,6 +34,15 @@ def in_several_zones(nodes: Iterable[str], zones: Zones) -> bool:
     return len({zones[node] for node in nodes if zones.get(node)}) > 1
 
 
+def first_of_several(nodes: Sequence[str], count: int, zones: Zones) -> list[str]:
+    """The first ``count`` nodes; where one outage takes these, the first that it spares is in the last one's place."""
+    chosen = list(nodes[:count])
+    if len(chosen) > 1 and not in_several_zones(chosen, zones):
+        others = (name for name in nodes[count:] if in_several_zones([*chosen[:-1], name], zones))
+        chosen[-1] = next(others, chosen[-1])
+    return chosen
+
+
 def ring(nodes: Sequence[str], zones: Zones, count: int, crossing: bool) -> list[str]:
     """``count`` of the nodes in the order in which they own stages, as few as can be next to their own zone.
 

@@ -62,6 +62,10 @@ def history_of_features_on_a_graph(seed: int) -> Cluster:
     return history_on_a_graph(seed, **asked, **of_any_job(draw))
 
 
+def test_of_a_graphs_servers_one_was_in_another_zone_than_the_others_and_was_left_out() -> None:
+    history_of_features_on_a_graph(1379).run()
+
+
 @pytest.mark.parametrize("history", [history_of_features, history_of_features_on_a_graph])
 @pytest.mark.parametrize("fifty", range(200 if SOAK else 1))
 def test_whatever_a_job_asks_for_together_the_history_ends_exact(fifty: int, history: Any) -> None:

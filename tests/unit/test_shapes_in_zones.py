@@ -75,6 +75,31 @@ def test_owners_in_one_zone_move_apart_once_there_is_another() -> None:
     assert propose(left, replace(situation, seed_bytes_per_second=1e6, seconds_to_next_lost=50.0)) is None
 
 
+def test_the_servers_of_a_graph_lie_in_two_zones() -> None:
+    zones = {"n0": "a", "n1": "a", "n2": "b"}
+    costs = (1.0,) * 3
+    situation = replace(
+        CALM,
+        layer_costs=costs,
+        layer_parameters=costs,
+        pipelines=2,
+        microbatches=2,
+        whole_pipelines=True,
+        nodes=("n0", "n1", "n2"),
+        zones=zones,
+    )
+    begun = place(situation.nodes, costs, 3, copies=2, zones=zones, pipelines=2, whole_pipelines=True)
+    assert {stage.distinct_owners for stage in begun} == {("n0", "n2")}
+    assert propose(begun, situation) is None
+    before = place(("n0", "n1"), costs, 3, copies=2, zones=zones, pipelines=2, whole_pipelines=True)
+    proposal = propose(before, situation)
+    assert proposal is not None
+    stages, reason = proposal
+    assert {stage.distinct_owners for stage in stages} == {("n0", "n2")}
+    assert reason.startswith("owners move, since one zone has all those of these layers: 0, 1, 2;")
+    assert propose(before, replace(situation, zones={**zones, "n2": "a"})) is None
+
+
 def drawn(draw: random.Random) -> tuple[Stages, Situation]:
     """Nodes in zones, links, prices, and the placement that a run began with on some of the nodes."""
     nodes = tuple(f"n{i}" for i in range(draw.randint(2, 14)))
