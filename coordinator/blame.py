@@ -12,15 +12,18 @@
 #
 # So a fault of the job that leaves a word costs two nodes, and the run fails. A fault of one machine costs that node.
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from culm.coordinator import membership
 from culm.coordinator.commands import Command, Persist, Record
 from culm.coordinator.decisions import Decision
 from culm.coordinator.failures import (
+    DEATHS,
     START,
     TEXT,
     Work,
+    are_the_jobs,
     is_the_jobs,
     is_told,
     machine_of,
@@ -85,24 +88,28 @@ def _enough_of_one(state: State, work: Work) -> int:
     A run that waits for more than one node may have them soon: so the start proves nothing there, and one that is left
     alone may try once more.
     """
-    counts = machines_at(state.failures, work)
-    others = {machine_of(n.node, n.pid) for n in state.nodes.values()} - set(counts)
     waits_for_one = (state.settings.nodes or state.settings.stages) == 1
-    if others or (work == START and not waits_for_one):
+    if _others(state, machines_at(state.failures, work)) or (work == START and not waits_for_one):
         return 0
     return 1 if waits_for_one else 2
+
+
+def _others(state: State, machines: Collection[str]) -> bool:
+    """Whether there are machines beside these."""
+    return not {machine_of(n.node, n.pid) for n in state.nodes.values()}.issubset(machines)
 
 
 def judged(decision: Decision) -> Decision:
     """What follows from deaths at one and the same work, once there are too many."""
     state, commands = decision
-    if state.phase is Phase.FAILED or not state.failures.by_work:
+    if state.phase is Phase.FAILED or not state.failures.deaths:
         return decision
-    for work, machines in state.failures.by_work.items():
-        if not work.what and _is_the_jobs(state, work):
-            deaths = f"{sum(machines.values())} processes ended, on {', '.join(machines)}"
-            text = f"{deaths}, while they ran {work}, which has never been committed: see their logs"
-            state, failed = fail(state, work, text, list(machines)[-1])
+    for work, deaths in state.failures.deaths.items():
+        machines = list(deaths.by_machine)
+        if deaths.count >= DEATHS and are_the_jobs(deaths, alone=not _others(state, machines)):
+            ended = f"{deaths.count} processes ended one after the other, on {', '.join(machines)}"
+            text = f"{ended}, while they ran {work}, which has never been committed: see their logs"
+            state, failed = fail(state, work, text, machines[-1])
             return state, (*commands, *failed)
     return decision
 

@@ -302,7 +302,7 @@ def lose(state: State, lost: Mapping[str, str], now: float, by_choice: bool = Fa
         ended = {k: replace(n, gone=lost[k], attached_since=None, detached_at=now) for k, n in gone.items()}
         return replace(state, nodes={**state.nodes, **ended}), ()
     if not by_choice:  # by the present plan: later nobody knows what they were at
-        state = _with_deaths(state, gone.values())
+        state = _with_deaths(state, gone.values(), now)
     state = fence(state, {(n.node, n.incarnation) for n in gone.values()})
     state = replace(
         state,
@@ -377,14 +377,19 @@ def _moves(before: Stages, after: Stages, gone: Collection[str]) -> list[tuple[i
     return list(found)
 
 
-def _with_deaths(state: State, gone: Iterable[Node]) -> State:
+def _with_deaths(state: State, gone: Iterable[Node], now: float) -> State:
     """Notes which work the nodes were at: deaths at one and the same work may be the job's fault (rule 16)."""
     plan = state.plan
     if plan is None or state.phase is not Phase.RUNNING:
         return state
     failures = state.failures
     for node in gone:
-        owned = [plan.stages[s].layers for s in plan.owned_by(node.node)]
-        works = [Work("", state.committed, layers.start, layers.stop) for layers in owned]
-        failures = died(failures, works, machine_of(node.node, node.pid))
+        # Heirs often end before their next heartbeat. That they began is told at once.
+        resumed = [x.resumed_at for x in state.lost_owners if x.heir == node.node and x.resumed_at is not None]
+        works = [
+            Work("", state.committed, layers.start, layers.stop, duty.pipeline)
+            for duty in plan.duties_of(node.node)
+            for layers in [plan.stages[duty.stage].layers]
+        ]
+        failures = died(failures, works, machine_of(node.node, node.pid), max([node.heard_at, *resumed]), now)
     return replace(state, failures=failures)

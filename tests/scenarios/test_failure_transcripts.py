@@ -190,6 +190,7 @@ def deaths_at_the_same_work() -> CoordinatorPlay:
         node = plan.stages[1].owner
         reporter = next(n for n in play.state.nodes if n != node)
         play.wait(0.1)
+        play.beat(node)
         play.lose(node, reporter)
         play.join(node)
     return play
@@ -218,6 +219,30 @@ SCENARIOS = {
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_transcript(name: str, request: pytest.FixtureRequest) -> None:
     check_transcript(name, SCENARIOS[name](), request.config.getoption("--rewrite"))
+
+
+def test_owners_that_had_ended_before_they_got_the_work_never_fail_the_run() -> None:
+    """All were taken at once, and are found lost one after the other: a power cut, or a bulk."""
+    play = three_nodes(steps=2)
+    for _ in range(2 * DEATHS):
+        if play.state.plan is None:
+            break
+        node = play.state.plan.stages[1].owner
+        play.lose(node, next(n for n in play.state.nodes if n != node))
+        play.join(node)
+    assert play.state.phase is not co.Phase.FAILED
+    assert {deaths.count for deaths in play.state.failures.deaths.values()} == {1}
+
+
+def test_an_heir_that_began_counts_though_no_heartbeat_came_since() -> None:
+    play = three_nodes(steps=2)
+    for node, reporter in (("n1", "n0"), ("n0", "n2")):
+        play.wait(0.1)
+        if node == "n0":
+            play.report("n0 resumes stage 1", reports.Resumed(node, play.incarnations[node], 1, 1))
+        play.lose(node, reporter)
+    both = [deaths.by_machine for deaths in play.state.failures.deaths.values() if deaths.count == 2]
+    assert both == [{"n1": 1, "n0": 1}]
 
 
 def test_owners_that_say_that_they_leave_never_fail_the_run() -> None:

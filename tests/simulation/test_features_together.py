@@ -62,6 +62,11 @@ def history_of_features_on_a_graph(seed: int) -> Cluster:
     return history_on_a_graph(seed, **asked, **of_any_job(draw))
 
 
+def test_owners_that_a_power_cut_took_at_once_are_no_evidence_against_the_job() -> None:
+    """Eight of one stage: the run failed."""
+    history_of_features(2470).run()
+
+
 def test_of_a_graphs_servers_one_was_in_another_zone_than_the_others_and_was_left_out() -> None:
     history_of_features_on_a_graph(1379).run()
 
