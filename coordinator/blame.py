@@ -106,6 +106,7 @@ def judged(decision: Decision) -> Decision:
         return decision
     for work, deaths in state.failures.deaths.items():
         machines = list(deaths.by_machine)
+        # The count first: most are few, and to go through all nodes takes long.
         if deaths.count >= DEATHS and are_the_jobs(deaths, alone=not _others(state, machines)):
             ended = f"{deaths.count} processes ended one after the other, on {', '.join(machines)}"
             text = f"{ended}, while they ran {work}, which has never been committed: see their logs"

@@ -44,14 +44,14 @@ class Doubt:
 
 @dataclass(frozen=True, kw_only=True)
 class Checks:
-    """The first five are of the running step."""
+    """The first four are of the running step."""
 
     states: Mapping[int, Mapping[Holder, int]] = field(default_factory=dict)  # layer -> holder -> digest
     taken: Mapping[Forward, int] = field(default_factory=dict)  # the digest of what was used
     audited: Mapping[Forward, Mapping[str, int]] = field(default_factory=dict)  # auditor -> the digest that it found
-    # Node -> the layers of which all that it is to audit under the plan of this order is told.
-    done: Mapping[str, frozenset[int]] = field(default_factory=dict)
-    under: PlanOrder = (0, 0)
+    # Node -> the order of a plan, and the layers of which all that it is to audit under that plan is told. None: it is
+    # of an older version, and does not say under which plan.
+    done: Mapping[str, tuple[PlanOrder | None, frozenset[int]]] = field(default_factory=dict)
     doubts: tuple[frozenset[str], ...] = ()  # of steps before, the newest last; those that are explained are gone
     doubted: tuple[int, int] = (0, 0)  # checkpoints after the first step, up to the second, are struck off
     in_a_row: int = 0  # doubts since the last commit
@@ -83,14 +83,16 @@ class Checks:
         taken_so_far = {**{_of(x): x.digest for x in taken}, **self.taken}
         return replace(self, states=by_layer, taken=taken_so_far, audited=by_forward)
 
-    def done_by(self, node: str, layers: range, order: PlanOrder) -> "Checks":
-        """With layers of which the node has told all that it is to audit under the present plan, whose order it is."""
-        before = self.done if order == self.under else {}
-        return replace(self, done={**before, node: before.get(node, frozenset()).union(layers)}, under=order)
+    def done_by(self, node: str, layers: range, order: PlanOrder | None) -> "Checks":
+        """With layers of which the node has told all that it is to audit under the plan of this order."""
+        under, before = self.done.get(node, (order, frozenset[int]()))
+        told = before.union(layers) if under == order else frozenset(layers)
+        return replace(self, done={**self.done, node: (order, told)})
 
     def is_done_by(self, node: str, layers: frozenset[int], order: PlanOrder) -> bool:
         """Whether the node has told all of these layers; ``order``: of the present plan."""
-        return order == self.under and layers <= self.done.get(node, frozenset())
+        under, told = self.done.get(node, (order, frozenset[int]()))
+        return under in (None, order) and layers <= told
 
     def after_step(self, step: int, plan: Plan, proof: int = PROOF) -> "Checks":
         """The step is committed: nothing that was told of it differed. ``proof``: agreeing audits that make a row."""
@@ -116,7 +118,7 @@ class Checks:
 
     def of_step(self) -> "Checks":
         """Another step begins."""
-        return replace(self, states={}, taken={}, audited={}, done={}, under=(0, 0))
+        return replace(self, states={}, taken={}, audited={}, done={})
 
     def of_era(self, step: int) -> "Checks":
         """Another era begins at this step: of those after it nothing is known any more."""

@@ -218,9 +218,8 @@ def _ready(state: State, report: Ready, now: float) -> Decision:
     checks = state.checks.told(
         (node.node, node.incarnation), report.first_layer, report.states, report.taken, report.audited
     )
-    order = (state.term, state.generation)
-    if state.settings.audit and report.order in (None, order):
-        checks = checks.done_by(report.node, report.layers, order)
+    if state.settings.audit:
+        checks = checks.done_by(report.node, report.layers, report.order)
     state = replace(
         state,
         facts=_with_layers(state.facts, report.node, report.layers),

@@ -8,7 +8,7 @@ import pytest
 from culm.coordinator import reports
 from culm.coordinator import state as co
 from culm.coordinator.decide import advance
-from culm.coordinator.failures import DEATHS, START, Work
+from culm.coordinator.failures import DEATHS, START, Failures, Work, committed, died
 from tests.scenarios.coordinator_play import CoordinatorPlay, check_transcript, three_nodes
 
 
@@ -232,6 +232,18 @@ def test_owners_that_had_ended_before_they_got_the_work_never_fail_the_run() -> 
         play.join(node)
     assert play.state.phase is not co.Phase.FAILED
     assert {deaths.count for deaths in play.state.failures.deaths.values()} == {1}
+
+
+def test_deaths_count_by_pipeline_and_one_after_the_other() -> None:
+    """Owners of one stage that go within a step had each its own pipelines. Those of one pipeline are its heirs."""
+    failures = Failures()
+    for i in range(2 * DEATHS):
+        failures = died(failures, [Work("", 3, 0, 2, pipeline=i)], f"n{i}", alive_at=i + 0.5, now=i + 1.0)
+    assert {deaths.count for deaths in failures.deaths.values()} == {1}
+    for alive_at, count in ((1.0, 1), (1.5, 2)):  # it was found lost at 1.0
+        both = died(failures, [Work("", 3, 1, 4, pipeline=0)], "heir", alive_at=alive_at, now=20.0)
+        assert both.deaths[Work("", 3, 0, 2, pipeline=0)].count == count
+    assert not committed(failures, 3).deaths
 
 
 def test_an_heir_that_began_counts_though_no_heartbeat_came_since() -> None:

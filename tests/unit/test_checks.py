@@ -137,6 +137,21 @@ def test_a_row_of_audits_proves_that_a_machine_was_right_when_it_began() -> None
     assert Checks().told(("n2", 1), 0, [], [], found).after_step(7, RING, proof=1).good == {"n0": 7, "n2": 7}
 
 
+def test_a_node_has_told_its_audits_under_one_plan_or_if_it_names_none_under_all() -> None:
+    both, plan, next_plan = frozenset({0, 1}), (1, 4), (1, 5)
+    assert not Checks().is_done_by("n0", both, plan)
+    checks = Checks().done_by("n0", range(1), plan)
+    assert not checks.is_done_by("n0", both, plan), "one layer is left"
+    checks = checks.done_by("n0", range(1, 2), plan)
+    assert checks.is_done_by("n0", both, plan)
+    assert not checks.is_done_by("n0", both, next_plan), "other auditors may be named there"
+    assert not checks.done_by("n0", range(1), next_plan).is_done_by("n0", both, next_plan)
+    older = Checks().done_by("n0", range(2), None)
+    assert older.is_done_by("n0", both, plan)
+    assert older.is_done_by("n0", both, next_plan)
+    assert not older.of_step().is_done_by("n0", both, plan)
+
+
 def test_what_agreed_and_what_differed_is_counted_over_the_whole_run() -> None:
     checks = told({"n0": 7, "n1": 7}).told(("n2", 1), 1, [8], [], [Audited(0, 0, 0, 5), Audited(0, 0, 1, 5)])
     checks = checks.after_step(0, RING).told(("n0", 1), 0, [7], [], [Audited(0, 0, 0, 5)])
