@@ -50,7 +50,9 @@ def test_ctrl_c_while_starting_ends_all_that_was_started(command: str, tmp_path:
         start_new_session=True,
     ) as process:
         _, said = process.communicate(timeout=PATIENCE)
-    assert (process.returncode, said) == (130, "culm: interrupted\n")
+    # On a busy machine the job's import may take so long that the command says so first.
+    lines = [line for line in said.splitlines() if not line.endswith("; Ctrl-C ends it")]
+    assert (process.returncode, lines) == (130, ["culm: interrupted"])
     started = [int(pid) for pid in (tmp_path / "children").read_text().split()]
     assert started or command == "up", "there was something to be ended"
     for pid in started:
