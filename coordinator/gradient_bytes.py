@@ -26,9 +26,10 @@ def most_sent(stages: Stages, parameters: Sequence[float], copies: int = 0) -> f
     for stage in stages:
         sizes = by_bucket(parameters[stage.first_layer : stage.end_layer], stage.buckets.counts)
         added_up = dict.fromkeys(stage.distinct_owners, 0.0)
-        for place, size in enumerate(sizes):
-            added_up[stage.reducer_at(place)] += size
+        for reducer, size in zip(stage.reducers(), sizes, strict=True):
+            added_up[reducer] += size
         others = (max(copies, len(added_up)) if copies else len(stage.holders())) - 1
+        whole = sum(sizes)
         for owner, own in added_up.items():
-            sent[owner] = sent.get(owner, 0.0) + GRADIENT_BYTES * (sum(sizes) - own + own * others)
+            sent[owner] = sent.get(owner, 0.0) + GRADIENT_BYTES * (whole - own + own * others)
     return max(sent.values())

@@ -87,6 +87,10 @@ class StagePlan:
         """Who adds up the bucket, counted from the stage's first one, and sends it to all other holders."""
         return self.buckets.reducers[place] if self.buckets.reducers else self.owner
 
+    def reducers(self) -> tuple[str, ...]:
+        """Who adds up each bucket."""
+        return self.buckets.reducers or (self.owner,) * self.bucket_count
+
     def run_by(self, node: str, standbys: tuple[Standby, ...]) -> "StagePlan":
         """The same layers, which this node runs in every pipeline."""
         buckets = replace(self.buckets, reducers=())
@@ -103,6 +107,10 @@ class StagePlan:
 
     def required(self) -> tuple[str, ...]:
         """The nodes whose readiness a commit waits for: owners and hot standbys."""
+        return self._required
+
+    @cached_property
+    def _required(self) -> tuple[str, ...]:
         return (*self.distinct_owners, *(s.node for s in self.standbys if s.hot))
 
     def hot_standby(self) -> str | None:
