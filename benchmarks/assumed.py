@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from benchmarks.strategies import CULM, MACHINES, WORKLOADS, figures
+from benchmarks.strategies import BAMBOO, CULM, CULM_AUTO, CULM_TWO, MACHINES, WORKLOADS, figures
 from culm.simulator.markets.account import Row
 from culm.simulator.markets.bamboo import Bamboo
 from culm.simulator.markets.compare import PIPELINES, culm
@@ -42,9 +42,9 @@ def restart(pause: float = CHECKPOINTS.pause, writes: float = CHECKPOINTS.writes
 
 VARIANTS: Mapping[str, Callable[[Changes], Row]] = {
     CULM: grid(),
-    "culm, copies auto": grid(copies="auto"),
-    "culm, 2 copies": grid(copies=2),
-    "bamboo, as published": lambda changes: Bamboo(changes, BERT).run(HOURS * HOUR),
+    CULM_AUTO: grid(copies="auto"),
+    CULM_TWO: grid(copies=2),
+    BAMBOO: lambda changes: Bamboo(changes, BERT).run(HOURS * HOUR),
     "recycle-like, 0 s for a lost node": lambda changes: Rerouting(changes, BERT, pause=0.0).run(HOURS * HOUR),
     "recycle-like, 27 s": lambda changes: Rerouting(changes, BERT).run(HOURS * HOUR),
     "restart": restart(),

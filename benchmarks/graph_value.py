@@ -5,12 +5,12 @@ Everything is simulated, nothing is timed: the same figures each time. It takes 
 
 import json
 from collections.abc import Callable, Mapping
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from culm.engines.spread import spread
 from culm.simulator.graphs.epochs import Epochs
 from culm.simulator.graphs.hardware import GBIT, cpu_server, function, gpu_server
 from culm.simulator.graphs.published import JOBS, GraphJob
@@ -134,8 +134,8 @@ def tasks() -> list[tuple[str, str, str]]:
 def results() -> dict[str, Any]:
     """Everything that the page tells."""
     found: dict[str, Any] = {"ways": {}, "counts": {}, "variants": {}}
-    with ProcessPoolExecutor() as processes:
-        for (table, name, row), played in zip(tasks(), processes.map(play, tasks()), strict=True):
+    with spread() as each:
+        for (table, name, row), played in zip(tasks(), each(play, tasks()), strict=True):
             found[table].setdefault(name, {})[row] = played
     return {**found, "samples": samples()}
 

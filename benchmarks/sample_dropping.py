@@ -21,13 +21,13 @@ import math
 import random
 import statistics
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 
+from culm.engines.spread import spread
 from culm.examples.stdlib_gpt import Text, dataset
 from culm.oracle.plain_evaluation import PlainEvaluation
 from culm.oracle.plain_loop import run_plain
@@ -152,15 +152,19 @@ def shares() -> list[float]:
     return [*map(share_of, RATES), *SHARES]
 
 
+def _curve(steps: int, every: int, asked: tuple[float | None, int]) -> Curve:
+    share, seed = asked
+    return exact(seed, steps, every) if share is None else dropping(seed, share, steps, every)
+
+
 def measure(processes: int, steps: int = STEPS, every: int = EVERY, seeds: int = SEEDS) -> dict[str, Any]:
     """The curves of every seed: by share, "exact" among them."""
-    with ProcessPoolExecutor(processes) as pool:
-        exacts = pool.map(partial(exact, steps=steps, every=every), range(seeds))
-        found = {
-            name_of(share): pool.map(partial(dropping, share=share, steps=steps, every=every), range(seeds))
-            for share in shares()
-        }
-        curves = {"exact": list(exacts), **{name: list(each) for name, each in found.items()}}
+    names: dict[float | None, str] = {None: "exact", **{share: name_of(share) for share in shares()}}
+    asked = [(share, seed) for share in names for seed in range(seeds)]
+    curves: dict[str, list[Curve]] = {}
+    with spread(processes=processes) as each:
+        for (share, _), found in zip(asked, each(partial(_curve, steps, every), asked), strict=True):
+            curves.setdefault(names[share], []).append(found)
     return {"steps": steps, "every": every, "seeds": seeds, "torch": torch.__version__, "curves": curves}
 
 

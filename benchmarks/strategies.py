@@ -17,7 +17,8 @@ WORKLOADS = {name: on_machines(work, MACHINES) for name, work in PUBLISHED.items
 
 Strategy = Callable[[Sequence[Change], Published, float], Row]
 
-CULM, BAMBOO, RESTART = "culm, 3 copies", "bamboo, as published", "checkpoint and restart"
+CULM, CULM_AUTO, CULM_TWO = "culm, 3 copies", "culm, copies auto", "culm, 2 copies"
+BAMBOO, RESTART = "bamboo, as published", "checkpoint and restart"
 
 
 def grid(copies: int | Literal["auto"]) -> Strategy:
@@ -39,7 +40,7 @@ STRATEGIES: dict[str, Strategy] = {
     CULM: grid(3),
 }
 # Over traces, and in random markets on request.
-OTHER_COPIES: dict[str, Strategy] = {"culm, copies auto": grid("auto"), "culm, 2 copies": grid(2)}
+OTHER_COPIES: dict[str, Strategy] = {CULM_AUTO: grid("auto"), CULM_TWO: grid(2)}
 ALL = {**STRATEGIES, **OTHER_COPIES}
 
 
