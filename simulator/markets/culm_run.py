@@ -240,11 +240,11 @@ class CulmRun:
             self._nodes.spend(self._step.run, 1)
             self._attendance.hear()
         state = self._coordinator.state
-        ready = self._nodes.readiness(plan, state.committed, state.era)
+        parts = self._nodes.held_parts(plan)
         if self.choice.passes_over:
-            self._coordinator.note(ready[:-1])
-            ready = ready[-1:]
-        for report in ready:
+            self._coordinator.note(parts[:-1])
+            parts = parts[-1:]
+        for report in [self._nodes.ready(part, plan, state.committed, state.era) for part in parts]:
             self._tell(report)
             if version != self._version:
                 return  # it was the last one

@@ -69,7 +69,7 @@ class Attendance:
         node = self._nodes.find(command.node, command.incarnation)
         if node is None:
             return
-        del self._nodes.here[command.node]
+        self._nodes.remove(command.node)
         if command.join_anew:
             self._clock.after(JOINS_ANEW, lambda: self._join(command.node, node.zone))
         else:
@@ -99,7 +99,7 @@ class Attendance:
 
     def _gone(self, name: str) -> None:
         """The machine was taken. Peers are those of the plan at this moment, not at the moment of noticing."""
-        node = self._nodes.here.pop(name, None)
+        node = self._nodes.remove(name)
         if node is not None:
             plan = self._coordinator.state.plan
             peers = peers_of(name, plan) if plan is not None and name in plan.members else ()

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from culm.coordinator import reports
 from culm.pipeline.plan import Plan
@@ -21,18 +22,31 @@ class MarketNode:
     times: TimeSplit = field(default_factory=TimeSplit)  # counted under redundancy "auto" only: nobody else asks
 
 
+class HeldPart(NamedTuple):
+    node: str
+    stage: int  # of the present plan
+    layers: range
+
+
 class MarketNodes:
     """The nodes that attend, by name. It knows neither time nor machines."""
 
     def __init__(self) -> None:
         self.here: dict[str, MarketNode] = {}
         self._incarnations = 0
+        # Asked at the end of every step, of which most are like the one before. None: it may have changed since.
+        self._held_parts: tuple[Plan, list[HeldPart]] | None = None
 
     def add(self, name: str, zone: str) -> MarketNode:
         """A process starts under this name, and holds nothing (rule 13)."""
         self._incarnations += 1
         node = self.here[name] = MarketNode(incarnation=self._incarnations, zone=zone)
         return node
+
+    def remove(self, name: str) -> MarketNode | None:
+        """None: it does not attend."""
+        self._held_parts = None
+        return self.here.pop(name, None)
 
     def find(self, name: str, incarnation: int) -> MarketNode | None:
         node = self.here.get(name)
@@ -42,11 +56,13 @@ class MarketNodes:
 
     def restore(self, plan: Plan) -> None:
         """An era begins: every node holds what the plan names for it, from the origin."""
+        self._held_parts = None
         for name, node in self.here.items():
             node.held = set(plan.layers_of(name))
 
     def keep(self, plan: Plan) -> None:
         """What a plan no longer names is dropped."""
+        self._held_parts = None
         for name, node in self.here.items():
             if node.held:
                 node.held &= plan.layers_of(name)
@@ -55,6 +71,7 @@ class MarketNodes:
         return {name: node.held for name, node in self.here.items()}
 
     def seeded(self, part: Part) -> None:
+        self._held_parts = None
         self.here[part.node].held |= set(range(part.first_layer, part.end_layer))
 
     # ---- what they report -------------------------------------------------------------------------------------------
@@ -80,21 +97,28 @@ class MarketNodes:
         )
         return reports.Heard(tuple((now, beat) for beat in beats))
 
-    def readiness(self, plan: Plan, step: int, era: int) -> list[reports.Ready]:
-        """What the holders report at the end of a step. Gradients are made up: zeros, which clip nothing."""
-        return [
-            reports.Ready(
-                node=name,
-                incarnation=node.incarnation,
-                era=era,
-                step=step,
-                stage=s,
-                first_layer=layers.start,
-                squared_norms=(0.0,) * len(layers),
-                tallies=(0.0,) * plan.pipelines,
-            )
-            for name, node in self.here.items()
-            if node.held
-            for s, layers in plan.parts_of(name)
-            if node.held.issuperset(layers)
-        ]
+    def held_parts(self, plan: Plan) -> list[HeldPart]:
+        """Of what the plan names for each node those parts that it holds whole."""
+        if self._held_parts is None or self._held_parts[0] is not plan:
+            found = [
+                HeldPart(name, s, layers)
+                for name, node in self.here.items()
+                if node.held
+                for s, layers in plan.parts_of(name)
+                if node.held.issuperset(layers)
+            ]
+            self._held_parts = plan, found
+        return self._held_parts[1]
+
+    def ready(self, part: HeldPart, plan: Plan, step: int, era: int) -> reports.Ready:
+        """What its holder reports at the end of a step. Gradients are made up: zeros, which clip nothing."""
+        return reports.Ready(
+            node=part.node,
+            incarnation=self.here[part.node].incarnation,
+            era=era,
+            step=step,
+            stage=part.stage,
+            first_layer=part.layers.start,
+            squared_norms=(0.0,) * len(part.layers),
+            tallies=(0.0,) * plan.pipelines,
+        )

@@ -8,6 +8,7 @@ from culm.coordinator import reports
 from culm.coordinator import state as co
 from culm.coordinator.decide import advance, begin, validate
 from culm.coordinator.watchdog import REMEMBERED
+from culm.simulator.markets.market_nodes import HeldPart
 from culm.simulator.network import Clock
 
 # ``advance`` decides every report that can change a plan: joins, lost nodes, notices, seeded layers, the last Ready of
@@ -42,13 +43,13 @@ class VirtualCoordinator:
         self.state, commands = self._decide(self.state, report, self._clock.now)
         return commands
 
-    def note(self, ready: Sequence[reports.Ready]) -> None:
-        """Facts after which the step still waits for another one."""
+    def note(self, ready: Sequence[HeldPart]) -> None:
+        """Holders of these are ready, and the step still waits for another one. Gradients are zeros."""
         facts = dict(self.state.facts)
         norms = dict(self.state.norms)
-        for report in ready:
-            facts[report.node] = facts.get(report.node, frozenset()) | frozenset(report.layers)
-            norms |= zip(report.layers, report.squared_norms, strict=True)
+        for part in ready:
+            facts[part.node] = facts.get(part.node, frozenset()) | frozenset(part.layers)
+            norms |= dict.fromkeys(part.layers, 0.0)
         self.state = replace(self.state, facts=facts, norms=norms)
 
     def pass_over(self, steps: int) -> None:
