@@ -53,9 +53,13 @@ class Budget:
         """Whether what the node may use is known, and what layers take."""
         return bool(self.layers) and self.told.get(node, 0) > 0
 
+    @property
+    def binds_any(self) -> bool:
+        return bool(self.layers) and any(self.told.values())
+
     def too_small(self, stages: Stages, before: Stages = ()) -> tuple[str, ...]:
         """The nodes that have less than is asked of them, the one that lacks most first."""
-        if not self.layers or not any(self.told.values()):
+        if not self.binds_any:
             return ()  # at once: of a thousand nodes to add up what each is asked for takes its time
         needed = self.asked(stages, before)
         lacking = {node: size - self.told[node] for node, size in needed.items() if 0 < self.told.get(node, 0) < size}
@@ -88,6 +92,7 @@ class Room:
     def __init__(self, budget: Budget, stages: Stages) -> None:
         self._budget = budget
         self._stages = stages
+        self._binds_any = budget.binds_any
 
     @cached_property
     def _asked(self) -> dict[str, int]:
@@ -102,14 +107,14 @@ class Room:
 
     def fitting(self, nodes: Sequence[str], stage: StagePlan) -> list[str]:
         """Of these those that have room for a copy of the stage."""
-        return [node for node in nodes if not self.lacks(node, stage)]
+        return [node for node in nodes if not self.lacks(node, stage)] if self._binds_any else list(nodes)
 
     def add(self, node: str, stage: StagePlan) -> None:
         if self._budget.binds(node):
             self._asked[node] = self._asked.get(node, 0) + self._size(stage)
 
     def least_lacking(self, nodes: Sequence[str], stage: StagePlan) -> str:
-        return min(nodes, key=lambda node: self.lacks(node, stage))
+        return min(nodes, key=lambda node: self.lacks(node, stage)) if self._binds_any else nodes[0]
 
     def in_words(self, node: str, stage: StagePlan) -> str:
         """What the node lacks to stand by for the stage."""

@@ -158,11 +158,16 @@ def is_seeding(stages: Stages) -> bool:
 
 def _standbys_wanted(stage: StagePlan, leaving: Collection[str], copies: int) -> int:
     # An owner that leaves counts until it has handed over: whoever takes its place stands by already.
-    return max(0, copies - max(1, sum(n not in leaving for n in stage.distinct_owners)))
+    return max(0, copies - max(1, _staying(stage.distinct_owners, leaving)))
 
 
 def _lacks_standbys(stage: StagePlan, leaving: Collection[str], copies: int) -> bool:
-    return sum(b.node not in leaving for b in stage.standbys) < _standbys_wanted(stage, leaving, copies)
+    staying = _staying([b.node for b in stage.standbys], leaving)
+    return staying < _standbys_wanted(stage, leaving, copies)
+
+
+def _staying(nodes: Sequence[str], leaving: Collection[str]) -> int:
+    return sum(node not in leaving for node in nodes) if leaving else len(nodes)
 
 
 def trimmed(
@@ -176,7 +181,7 @@ def trimmed(
     reasons: list[str] = []
     for s, stage in enumerate(stages):
         # Where several owners stay a node that leaves is here to hand over, which takes until the next commit.
-        several_stay = sum(n not in leaving for n in stage.distinct_owners) > 1
+        several_stay = _staying(stage.distinct_owners, leaving) > 1
         handing_over = {b.node for b in stage.standbys if several_stay and b.node in leaving}
         hot = [b.node for b in stage.standbys if b.hot and b.node not in handing_over]
         wanted = _standbys_wanted(stage, leaving, copies)
