@@ -4,7 +4,8 @@
 #
 #     reports           each once, when it happens. While no coordinator listens they are dropped (``Orders.report``).
 #     facts             of the running step, and of what this node holds: repeated whenever it attaches, since a
-#                       coordinator that takes over knows nothing of them (rule 6)
+#                       coordinator that takes over knows nothing of them (rule 6). They change with the node's lock
+#                       held
 #     heartbeats        again and again; each replaces the one before
 #
 # A report that is dropped and is no fact was evidence of the moment (a lost peer, a first instruction). If it is still
@@ -50,8 +51,9 @@ class Attendance:
 
     def report_built(self, initial: tuple[tuple[int, str], ...]) -> None:
         """Hashes of layers at their initial state, which is used from now on."""
-        self._built.update(initial)
-        self.report(attend_messages.built(self._built))
+        with self._changed:  # or an announcement may miss it, and the report be dropped before that
+            self._built.update(initial)
+            self.report(attend_messages.built(self._built))
 
     def leave_lower(self, term: int) -> None:
         """A peer has told this term: a coordinator of a lower one is obeyed no longer (rule 12)."""

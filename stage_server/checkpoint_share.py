@@ -90,8 +90,9 @@ class Checkpoints:
     # ---- what the checkpointer says ---------------------------------------------------------------------------------
 
     def saved(self, share: Share, files: dict[int, tuple[File, ...]]) -> None:
-        self._saved = attend_messages.saved(share.asked, files)
-        self._report(self._saved)
+        with self._node.changed:  # or an announcement may miss it, and the report be dropped before that
+            self._saved = attend_messages.saved(share.asked, files)
+            self._report(self._saved)
 
     def unwritten(self, step: int, why: str) -> None:
         self._report(pb.AttendRequest(checkpoint_fault=pb.CheckpointFault(step=step, why=why)))
@@ -124,5 +125,6 @@ class Checkpoints:
             self._node.after_event()
 
     def checkpoint_bad(self, era: int, origin: Origin, why: str) -> None:
-        self._bad = (era, attend_messages.checkpoint_bad(origin, why))
-        self._report(self._bad[1])
+        with self._node.changed:  # as above
+            self._bad = (era, attend_messages.checkpoint_bad(origin, why))
+            self._report(self._bad[1])

@@ -8,7 +8,8 @@
 #     orders down, reports up   until the stream breaks or the node closes it; after an Ask the node announces again
 #
 # Between Welcome and the announcement no other report goes up: ``_up`` is set in ``announce``, under the node's lock.
-# So no fact is told before "available" is, and none falls between.
+# So no fact is told before "available" is. Whoever makes a fact puts it down and reports it with that lock held: it is
+# either in the announcement or reported after it.
 #
 # What the node makes of each end:
 #
@@ -118,6 +119,7 @@ class Orders:
         self._closed = threading.Event()
         self._beat_seconds = 0.5  # until a Welcome says otherwise
         self._term = 0  # of the coordinator whose Welcome was obeyed last; 0: none was
+        self._told_term = 0  # the highest one that a peer has told of
         self._waited = 0.0  # seconds for the first coordinator, while none was reached
         self._pause = FIRST_PAUSE  # before the next attempt
         self._warned = ""  # what was said last of why this node does not attend
@@ -159,6 +161,8 @@ class Orders:
 
     def leave_lower(self, term: int) -> None:
         """Another coordinator leads with this term: one of a lower term is obeyed no longer (rule 12)."""
+        # First: a stream that is being opened looks at it once it is attended.
+        self._told_term = max(self._told_term, term)
         call = self._call
         if term > self._term and self._up is not None and call is not None:
             log.warning("a coordinator of term %d leads: this node leaves the one of term %d", term, self._term)
@@ -284,6 +288,9 @@ class Orders:
                     self._beat_seconds = order.welcome.heartbeat_seconds or self._beat_seconds
                     self._patience = Patience(order.welcome.patience_seconds or self._patience.seconds)
                     self._listener.attached(announce)
+                    if self._told_term > self._term:  # since the Join, which tells the highest that was known
+                        log.warning("this node leaves the coordinator of term %d: a later one leads", self._term)
+                        return
                 elif order.WhichOneof("body") == "ask":
                     self._listener.attached(announce)
                 else:

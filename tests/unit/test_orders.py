@@ -46,6 +46,24 @@ class Dismissing(CoordinatorServicer):
         yield pb.AttendResponse(dismiss=pb.Dismiss(why="drained"))
 
 
+class Lower(CoordinatorServicer):
+    """A coordinator of term 1, which ends no stream. ``left``: the node has opened a second one."""
+
+    def __init__(self) -> None:
+        self.streams = 0
+        self.left = threading.Event()
+
+    def Attend(  # noqa: N802
+        self, request_iterator: Iterator[pb.AttendRequest], context: grpc.ServicerContext
+    ) -> Iterator[pb.AttendResponse]:
+        self.streams += 1
+        if self.streams > 1:
+            self.left.set()
+        yield pb.AttendResponse(welcome=pb.Welcome(term=1))
+        for _ in request_iterator:
+            pass
+
+
 class Announcing:
     """A node that does something once it is welcomed, and then announces itself."""
 
@@ -116,3 +134,23 @@ def test_a_node_that_is_dismissed_opens_no_other_stream(caplog: pytest.LogCaptur
             server.stop(None)
     assert coordinator.streams == 1
     assert caplog.text == ""
+
+
+def test_a_higher_term_that_comes_before_the_announcement_is_not_missed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The node stayed with the lower coordinator, whose orders it refused, until another Hello came."""
+    coordinator = Lower()  # type: ignore[abstract]
+    server = grpc.server(ThreadPoolExecutor(2))
+    add_CoordinatorServicer_to_server(coordinator, server)
+    address = f"127.0.0.1:{add_port(server, '127.0.0.1:0', insecure=True)}"
+    server.start()
+    orders = Orders(address, Announcing(lambda: orders.leave_lower(2)), DEADLINE, lambda why: None, Patience())
+    with caplog.at_level(logging.WARNING, "culm.orders"):
+        orders.start()
+        try:
+            assert coordinator.left.wait(DEADLINE)
+        finally:
+            orders.close()
+            server.stop(None)
+    assert "this node leaves the coordinator of term 1" in caplog.text
