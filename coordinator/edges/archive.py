@@ -12,8 +12,8 @@
 #     Examine         Examined, with THERE, WRONG, AWAY or BUSY: only WRONG is a proof against a checkpoint
 #     FindCheckpoints CheckpointsFound, with a reason after each attempt that brought no answer, and then with them
 #
-# A storage may hang for minutes, and a thread that waits for it cannot be ended. So all I/O is done in threads, and at
-# most one looks at an origin.
+# A storage may hang for minutes, and a thread that waits for it cannot be ended. So all I/O is done in threads that
+# nothing else needs (``Threads``), and at most one looks at an origin.
 
 import asyncio
 import logging
@@ -23,6 +23,7 @@ from culm.coordinator import commands as cmd
 from culm.coordinator import reports
 from culm.coordinator.edges.background import Background
 from culm.coordinator.edges.origins import of_another_job, of_this_job, whole_of
+from culm.coordinator.edges.threads import Threads
 from culm.pipeline.checkpoints import evaluation_file
 from culm.pipeline.checkpoints.manifest import (
     CheckpointCorrupt,
@@ -41,6 +42,7 @@ from culm.pipeline.origin import Origin
 log = logging.getLogger("culm.coordinator")
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 10.0  # seconds between two attempts to complete a checkpoint; each doubles the pause
+MOST_CALLS = 8  # at once
 PATIENCE = 10.0  # seconds that the storage has to show an origin; the nodes that cannot read it wait for the answer
 
 
@@ -63,6 +65,7 @@ class Archive:
         # The last look at an origin, and what was asked. It may outlast PATIENCE, and no other begins until it is over.
         self._looking: tuple[cmd.Examine, asyncio.Task[tuple[reports.Sight, str]]] | None = None
         self._background = background
+        self._threads = Threads(MOST_CALLS)
 
     def carry_out(self, command: cmd.ForStorage) -> None:
         """Returns at once."""
@@ -98,7 +101,7 @@ class Archive:
         pause = FIRST_PAUSE
         while True:
             try:
-                checkpoint = await asyncio.to_thread(complete, self._url, manifest)
+                checkpoint = await self._threads.call(complete, self._url, manifest)
             except (OSError, JobError) as error:
                 self._take(reports.CheckpointFault("", command.step, in_a_line(error)))
                 await asyncio.sleep(pause)
@@ -116,13 +119,13 @@ class Archive:
     async def _write_evaluation(self, command: cmd.WriteEvaluation) -> None:
         found = dict(zip(("loss", *self._job.tally_form.metrics), command.evaluated, strict=True))
         try:
-            await asyncio.to_thread(evaluation_file.write, command.folder, found)
+            await self._threads.call(evaluation_file.write, command.folder, found)
         except (OSError, JobError) as error:
             log.warning("could not write beside %s how good its weights are: %s", command.folder, in_a_line(error))
 
     async def _retain(self, command: cmd.Retain) -> None:
         try:
-            await asyncio.to_thread(retain, self._url, command.step, command.kept, self._is_own)
+            await self._threads.call(retain, self._url, command.step, command.kept, self._is_own)
         except (OSError, JobError) as error:
             log.warning("could not remove old checkpoints; they stay until the next one is whole: %s", in_a_line(error))
 
@@ -130,7 +133,7 @@ class Archive:
         pause = FIRST_PAUSE
         while True:
             try:
-                shown = await asyncio.to_thread(of_this_job, self._job, self._allowed)
+                shown = await self._threads.call(of_this_job, self._job, self._allowed)
             except (OSError, JobError) as error:
                 self._take(reports.CheckpointsFound(why=in_a_line(error)))
                 await asyncio.sleep(pause)
@@ -147,7 +150,7 @@ class Archive:
         before = self._looking
         waits = before is not None and before[0] == asked and asked.layer is not None
         if before is None or (before[1].done() and not waits):
-            look_at = asyncio.to_thread(look, asked.origin, asked.layer)
+            look_at = self._threads.call(look, asked.origin, asked.layer)
             before = self._looking = (asked, self._background.begin(look_at))
         question, looking = before
         if question == asked:

@@ -34,6 +34,7 @@ from culm.coordinator.edges.persistence import Document, from_document, to_docum
 from culm.coordinator.edges.run_status import RunStatus
 from culm.coordinator.edges.spending import SpendingLook, refuse_no_time
 from culm.coordinator.edges.store import Store
+from culm.coordinator.edges.threads import Threads
 from culm.coordinator.edges.translation import addressee, in_turn, order_of, plan_in
 from culm.coordinator.takeover import is_heard
 from culm.pipeline.checkpoints.manifest import Found
@@ -145,13 +146,14 @@ class Leader:
             # Of a run that begins now no node or checkpoint can know more than the store, so nothing is waited for.
             begun_before = above > 0 or document is not None or not self.settings.new_run
             self._state = begin(settings, term, number, time.monotonic() if begun_before else None)
+            threads = Threads(1)
             if self.settings.job.checkpoint is None:
                 log.warning(
                     "no [checkpoint] url in the job: a run that loses every copy of a stage starts again from step 0"
                 )
             elif not above:
-                await asyncio.to_thread(probe, self.settings.job.checkpoint.url, PROBE_SECONDS)
-            self._state = await asyncio.to_thread(self._from_checkpoints, begun_before, above > 0)
+                await threads.call(probe, self.settings.job.checkpoint.url, PROBE_SECONDS)
+            self._state = await threads.call(self._from_checkpoints, begun_before, above > 0)
         else:
             self._state = found
             log.info("took the run over at step %d, in term %d", found.committed, term)

@@ -2,6 +2,9 @@
 
 import asyncio
 import hashlib
+import subprocess
+import sys
+import threading
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -39,6 +42,21 @@ class LateFileSystem(MemoryFileSystem):  # type: ignore[misc]
         LateFileSystem.asked += 1
         if LateFileSystem.asked == 1:
             raise OSError("no route to host")
+        return super().ls(path, detail, **kwargs)
+
+
+class HangingFileSystem(MemoryFileSystem):  # type: ignore[misc]
+    """Answers nothing until it is let go."""
+
+    protocol = "hanging"
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+    asked = threading.Semaphore(0)
+    let_go = threading.Event()
+
+    def ls(self, path: str, detail: bool = True, **kwargs: Any) -> Any:
+        HangingFileSystem.asked.release()
+        HangingFileSystem.let_go.wait()
         return super().ls(path, detail, **kwargs)
 
 
@@ -173,3 +191,43 @@ def test_what_was_seen_in_an_era_before_is_no_answer(tmp_path: Path, monkeypatch
     told = asyncio.run(asyncio.wait_for(play(), 30.0))
     assert path.read_bytes() != whole
     assert [report.sight for report in told] == [reports.Sight.BUSY, reports.Sight.THERE]  # type: ignore[union-attr]
+
+
+ENDS_WHILE_THE_STORAGE_HANGS = """
+import asyncio
+from tests.unit.test_archive import hang
+asyncio.run(hang(1))
+print("over", flush=True)
+"""
+
+
+async def hang(manifests: int) -> None:
+    """So many manifests are ordered from a storage that answers nothing, and the first is under way."""
+    fsspec.register_implementation("hanging", HangingFileSystem, clobber=True)
+    job = load_job(EXAMPLE, ["checkpoint.url=hanging://c", "checkpoint.every=10"])
+    archive = Archive(job, lambda report: None, Background(lambda error: None))
+    for step in range(1, 1 + manifests):
+        archive.carry_out(order(0, 10 * step))
+    while not HangingFileSystem.asked.acquire(blocking=False):
+        await asyncio.sleep(0)
+
+
+def test_a_coordinator_ends_though_its_storage_hangs() -> None:
+    """It stayed, and whoever was to start the next one waited for its end."""
+    found = subprocess.run(
+        [sys.executable, "-c", ENDS_WHILE_THE_STORAGE_HANGS], capture_output=True, text=True, timeout=120.0
+    )
+    assert (found.returncode, found.stdout) == (0, "over\n"), found.stderr
+
+
+def test_a_storage_that_hangs_keeps_no_host_name_from_being_looked_up() -> None:
+    """Names are looked up in the event loop's pool: once Redis' connection broke it stayed away."""
+
+    async def play() -> list[Any]:
+        try:
+            await hang(50)
+            return await asyncio.wait_for(asyncio.get_running_loop().getaddrinfo("localhost", 1), 60.0)
+        finally:
+            HangingFileSystem.let_go.set()
+
+    assert asyncio.run(play())
