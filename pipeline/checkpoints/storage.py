@@ -111,7 +111,7 @@ def put(folder: str, name: str, pieces: Iterable[bytes | memoryview]) -> None:
         if isinstance(fs, LocalFileSystem):
             private.make_folder(path)
         fs.makedirs(path, exist_ok=True)
-        part = f"{path}/{name}.{uuid4().hex}.part"  # this writer's alone
+        whole, part = f"{path}/{name}", f"{path}/{name}.{uuid4().hex}.part"  # the second is this writer's alone
         try:
             with fs.open(part, "wb") as stream:
                 if isinstance(fs, LocalFileSystem):
@@ -121,11 +121,25 @@ def put(folder: str, name: str, pieces: Iterable[bytes | memoryview]) -> None:
                 if isinstance(fs, LocalFileSystem):  # else a power cut may keep the name and lose the content
                     stream.flush()
                     os.fsync(stream.fileno())
-            fs.mv(part, f"{path}/{name}")
+            if isinstance(fs, LocalFileSystem):  # its ``mv`` copies where a mount refuses to rename
+                os.replace(part, whole)
+                _keep_names(path)
+            else:
+                fs.mv(part, whole)
         except BaseException:
             with suppress(Exception):
                 fs.rm_file(part)
             raise
+
+
+def _keep_names(folder: str) -> None:
+    """Else a power cut may take a name back that was given. Not every mount can do it."""
+    with suppress(OSError):
+        opened = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)
 
 
 def read(folder: str, name: str, most: int) -> bytes:
