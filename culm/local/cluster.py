@@ -1,5 +1,6 @@
 """The local launcher: an embedded Redis, a coordinator and nodes as real processes on loopback."""
 
+import logging
 import os
 import re
 import signal
@@ -15,6 +16,7 @@ from culm.local import nursery
 from culm.local.cards import card_for, cards_of
 from culm.local.kills import Kill
 from culm.local.processes import STOP_SECONDS, Child
+from culm.local.redis_binary import RedisUnavailable
 from culm.local.redis_server import EmbeddedRedis
 from culm.pipeline import default_ports, private
 from culm.pipeline.errors import JobError
@@ -22,6 +24,8 @@ from culm.pipeline.job import Job, job_to_toml
 from culm.pipeline.patience import VARIABLE, from_environment
 from culm.pipeline.text import LONGEST_NAME
 from culm.terminal.outcome import RunFailed
+
+launcher_log = logging.getLogger("culm.cluster")
 
 START_SECONDS = 30.0
 TRACKED_STOP_SECONDS = 15.0  # for a coordinator whose trackers have numbers to write
@@ -96,6 +100,7 @@ class LocalCluster:
         self._environment = self._make_environment(job_folder, patience)
         self._cards = cards_of(self._environment) if job.job.device == "cuda" else []
         self._redis: EmbeddedRedis | None = None
+        self._without_redis = ""  # why it did not start again at the last attempt
         self._coordinator_failures = 0
         self._has_led = has_led  # whether a coordinator of this run has listened
 
@@ -144,7 +149,7 @@ class LocalCluster:
     def pids(self) -> dict[str, int]:
         """Process ids by name, the coordinator and redis among them."""
         pids = {name: child.pid for name, child in self._children.items()}
-        return {**pids, "redis": self._redis.pid} if self._redis is not None else pids
+        return {**pids, "redis": self._redis.pid} if self._redis is not None and self._redis.alive else pids
 
     def alive(self, name: str) -> bool:
         """Whether the process of this name runs."""
@@ -192,7 +197,7 @@ class LocalCluster:
     def check(self) -> None:
         """Starts again what was killed, a node as one that holds nothing. Raises RunFailed once no node is left."""
         if self._redis is not None and not self._redis.alive:
-            self._redis.restart()
+            self._restart_redis(self._redis)
         for name, child in list(self._children.items()):
             code = child.returncode
             if code is None:
@@ -214,6 +219,16 @@ class LocalCluster:
             del self._children[name]
             if self._respawn:
                 self._start_node(name)
+
+    def _restart_redis(self, redis: EmbeddedRedis) -> None:
+        """Nothing is ended where that fails: the coordinator and its nodes go on without Redis for a while."""
+        try:
+            redis.restart()
+            self._without_redis = ""
+        except (RedisUnavailable, OSError) as error:
+            if str(error) != self._without_redis:
+                launcher_log.warning("Redis does not start, and is tried again: %s", error)
+            self._without_redis = str(error)
 
     @property
     def has_nodes(self) -> bool:

@@ -5,6 +5,7 @@ lacks the commands that write files, load code or follow another server. So whoe
 own keys, and no more.
 """
 
+import logging
 import os
 import secrets
 import shutil
@@ -25,10 +26,13 @@ from redis.retry import Retry
 from culm.local.redis_binary import RedisUnavailable, find_redis_server
 from culm.local.tied import tied
 
+log = logging.getLogger("culm.redis")
+
 PAUSE_SECONDS = 0.005
 STOP_SECONDS = 5.0
 LONGEST_SOCKET = 100  # bytes of a path; the kernel takes 107
 SOCKET = "redis.sock"
+DATA = ("appendonly.aof", "appendonlydir")  # Redis 6 has a file, Redis 7 a folder
 # Redis 6.2 has all of these. A server refuses a configuration that renames a command which it does not have.
 DISABLED = [
     "CONFIG",
@@ -51,6 +55,10 @@ DISABLED = [
     "MONITOR",
     "SWAPDB",
 ]
+
+
+class RedisEnded(RedisUnavailable):
+    """The server ended by itself before it answered."""
 
 
 class EmbeddedRedis:
@@ -95,7 +103,11 @@ class EmbeddedRedis:
             self._socket = Path(self._own) / SOCKET
         elif self._own is not None:
             os.mkdir(self._own, 0o700)  # start after stop: its clients know the socket by this path
-        self._begin(server)
+        try:
+            self._begin(server)
+        except BaseException:
+            self.stop()
+            raise
         return self
 
     def restart(self) -> None:
@@ -104,11 +116,32 @@ class EmbeddedRedis:
         self._begin(find_redis_server())
 
     def _begin(self, server: Path) -> None:
+        """Over the data that is there. Data that the server cannot read, as after a power cut, is put aside: the
+        coordinator then learns from the nodes what it knew (rule 15).
+        """
+        try:
+            self._run(server)
+        except RedisEnded as error:
+            data = [path for name in DATA if (path := self._folder / name).exists()]
+            if not data:
+                raise
+            aside = Path(tempfile.mkdtemp(prefix="unreadable-", dir=self._folder))
+            for path in data:
+                path.rename(aside / path.name)
+            try:
+                self._run(server)
+            except BaseException:
+                for path in data:
+                    (aside / path.name).rename(path)
+                raise error from None  # the data was not what kept it from starting
+            log.warning("Redis cannot read its data, which is in %s now, and begins without: %s", aside, error)
+
+    def _run(self, server: Path) -> None:
         self._process = self._launch(server)
         try:
             self._await_pong(self._process)
         except BaseException:
-            self.stop()
+            self._end()
             raise
 
     @property
@@ -192,7 +225,7 @@ class EmbeddedRedis:
             except subprocess.TimeoutExpired:
                 continue
             said = self._log.read_text(encoding="utf-8", errors="replace").strip()
-            raise RedisUnavailable(f"redis-server ended with code {code}: {said[-500:]}; see {self._log}")
+            raise RedisEnded(f"redis-server ended with code {code}: {said[-500:]}; see {self._log}")
         raise RedisUnavailable(
             f"the embedded Redis did not answer within {self._patience:g} s; see {self._log}, "
             "or name a running Redis with --redis URL"

@@ -14,6 +14,7 @@ from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from culm.commands.run import try_out
+from culm.local.cluster import LocalCluster
 from culm.local.redis_binary import RedisUnavailable
 from culm.local.redis_server import EmbeddedRedis
 from culm.pipeline.errors import JobError
@@ -112,3 +113,61 @@ def test_a_server_that_will_not_start_is_quoted(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(RedisUnavailable, match=r"ended with code 3: out of memory"):
         EmbeddedRedis(tmp_path / "run").start()
+
+
+def torn(folder: Path) -> None:
+    """As a power cut may leave the newest file of what was written: with zeros at its end."""
+    kept = max(folder.rglob("*aof*"), key=lambda path: (path.is_file(), path.name.endswith((".incr.aof", "only.aof"))))
+    with kept.open("ab") as file:
+        file.write(bytes(512))
+
+
+def test_data_that_cannot_be_read_is_put_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The launcher ended every node, though these held all that counts; another one over the folder ended as well."""
+    with EmbeddedRedis(tmp_path, durable=True) as server:
+        assert Redis.from_url(server.url).set("step", "3")
+        os.kill(server.pid, signal.SIGKILL)
+        psutil.wait_procs([psutil.Process(server.pid)], DEADLINE_SECONDS)
+        torn(tmp_path)
+        server.restart()
+        assert Redis.from_url(server.url).get("step") is None
+    (aside,) = tmp_path.glob("unreadable-*")
+    assert list(aside.iterdir())
+    assert f"which is in {aside} now" in caplog.text
+
+
+def test_data_is_left_where_it_is_if_another_thing_keeps_redis_from_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with EmbeddedRedis(tmp_path / "run", durable=True) as server:
+        assert Redis.from_url(server.url).set("step", "3")
+    before = sorted(path.name for path in (tmp_path / "run").glob("append*"))
+    assert before
+    broken = tmp_path / "redis-server"
+    broken.write_text("#!/bin/sh\necho out of memory >&2\nexit 3\n")
+    broken.chmod(broken.stat().st_mode | stat.S_IXUSR)
+    with monkeypatch.context() as patched:
+        patched.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+        patched.setattr("importlib.util.find_spec", lambda name: None)
+        with pytest.raises(RedisUnavailable, match=r"ended with code 3: out of memory"):
+            server.start()
+    assert sorted(path.name for path in (tmp_path / "run").glob("append*")) == before
+
+
+def test_a_cluster_outlives_a_redis_that_does_not_start_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = LocalCluster(make_job(), tmp_path, 1, folder=tmp_path / "run")
+    missing = tmp_path / "no-redis"
+    with EmbeddedRedis(tmp_path / "redis", durable=True) as server:
+        cluster._redis = server
+        server.stop()
+        with monkeypatch.context() as patched:
+            patched.setenv("PATH", str(missing))
+            patched.setattr("importlib.util.find_spec", lambda name: None)
+            cluster.check()
+            cluster.check()
+        assert not server.alive
+        assert caplog.text.count("Redis does not start, and is tried again") == 1
+        cluster.check()
+        assert server.alive
