@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from culm.pipeline.identity import Identity, identity_from, identity_to
+from culm.pipeline.identity import FROZEN, Identity, identity_from, identity_to
 from culm.pipeline.identity_parts import OF_NODES, PARTS
 
 # Each refusal ends in what to do: the reader starts machines, and has not read this code.
@@ -67,7 +67,11 @@ def refusal(agreement: Agreement, node: str, identity: Identity) -> str:
                     )
                 return f"{_in_words(part, node, whose, there, here)}: {mend}"
         if known.outlines and identity.outlines:
-            differs = _layers_differ(node, whose, known.outlines, identity.outlines)
+            compared = [known.outlines, identity.outlines]
+            # Nodes of one code freeze alike. Only the state that a checkpoint has may be of other parameters.
+            if not (from_checkpoint and known.tells_frozen and identity.tells_frozen):
+                compared = [tuple(text.replace(FROZEN, "") for text in outlines) for outlines in compared]
+            differs = _layers_differ(node, whose, *compared)
             if differs:
                 return f"{differs}: {'resume the same model' if from_checkpoint else _MENDS['code']}"
     return ""
@@ -114,7 +118,8 @@ def joined(agreement: Agreement, identity: Identity, same_hardware: bool) -> Agr
     """With a node that takes part. What may differ with the hardware is nobody's identity."""
     identity = identity.compared(same_hardware)
     parts = {**identity.parts, **agreement.nodes.parts}  # a part that is known stays as it was told first
-    return replace(agreement, nodes=Identity(parts, agreement.nodes.outlines or identity.outlines))
+    outlined = agreement.nodes if agreement.nodes.outlines else identity
+    return replace(agreement, nodes=replace(outlined, parts=parts))
 
 
 def built(agreement: Agreement, node: str, initial: Mapping[int, str]) -> tuple[Agreement, str]:

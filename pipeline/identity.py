@@ -23,11 +23,14 @@ _KEYS: Mapping[str, Mapping[str, str]] = {
     "pipeline": {"microbatches": "data", "pipelines": "data"},
 }
 
+FROZEN = " frozen"  # behind a parameter in an outline: it is not trained
+
 
 @dataclass(frozen=True)
 class Identity:
     """``parts``: a hash by part, or words where a user can tell what differs (versions, hardware). ``outlines``: names,
-    dtypes and shapes of each layer's tensors. What is not known is left out.
+    dtypes and shapes of each layer's tensors. What is not known is left out. ``tells_frozen``: the outlines say which
+    parameters are not trained; those of checkpoints of old do not.
 
     A part says what it holds where it is made: ``culm.pipeline.user_code.fingerprint``, ``configuration``, ``samples``.
     ``lineage``: of a checkpoint, the sha256 of the one that its run was resumed from with something changed; empty: it
@@ -37,6 +40,7 @@ class Identity:
     parts: Mapping[str, str] = field(default_factory=dict)
     outlines: tuple[str, ...] = ()
     lineage: str = ""
+    tells_frozen: bool = True
 
     def without(self, parts: Iterable[str]) -> "Identity":
         dropped = set(parts)
@@ -145,6 +149,7 @@ def identity_to(identity: Identity) -> dict[str, Any]:
         "outlines": distinct,
         "outline_of": [number[outline] for outline in identity.outlines],
         "lineage": identity.lineage,
+        "tells_frozen": identity.tells_frozen,
     }
 
 
@@ -157,4 +162,5 @@ def identity_from(content: Any) -> Identity:
     if any(not 0 <= i < len(distinct) for i in places):
         raise ValueError("a layer has an outline that is not listed")
     parts = {str(part): str(value) for part, value in dict(content["parts"]).items() if part in PARTS}
-    return Identity(parts, tuple(distinct[i] for i in places), str(content.get("lineage", "")))
+    outlines, lineage = tuple(distinct[i] for i in places), str(content.get("lineage", ""))
+    return Identity(parts, outlines, lineage, bool(content.get("tells_frozen")))
