@@ -34,6 +34,7 @@ LARGEST = 4  # elements of each dimension: a small parameter shows it as well as
 MOST = 8  # parameters
 
 APART = 5  # steps
+NO_GRADIENT = (1, 3)  # steps of these in which the second layer has none, as one that is skipped now and then
 Shapes = list[tuple[tuple[int, ...], torch.dtype]]
 Make = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
 
@@ -53,20 +54,32 @@ def try_copying(make: Make, like: Iterable[torch.Tensor], name: str, device: Dev
         return HeldLayer(0, module, make(list(module.parameters())), device)
 
     try:
-        _try(layer, shapes, name)
-        _try_apart(layer, shapes, name)
+        try:
+            _try_all(layer, shapes, name, with_gaps=True)
+        except JobError:
+            raise
+        except RAISED:  # as torch's fused SGD with momentum, unless every parameter always has a gradient
+            _try_all(layer, shapes, name, with_gaps=False)
     except JobError:
         raise
     except RAISED as error:
         raise _refusal(name, f"it raised {described(error)}") from error
 
 
-def _try_apart(layer: Callable[..., HeldLayer], shapes: Shapes, name: str) -> None:
+def _try_all(layer: Callable[..., HeldLayer], shapes: Shapes, name: str, with_gaps: bool) -> None:
+    """``with_gaps``: some parameters have no gradient in some steps."""
+    _try(layer, shapes, name, with_gaps)
+    _try_apart(layer, shapes, name, with_gaps)
+
+
+def _try_apart(layer: Callable[..., HeldLayer], shapes: Shapes, name: str, with_gaps: bool) -> None:
     """Each layer has an optimizer of its own, so that it can be held anywhere; one process alone has one for all."""
     both, each = layer(2), [layer(), layer()]
     generator = torch.Generator().manual_seed(0)
-    for _ in range(APART):
+    for step in range(APART):
         drawn = [_drawn(shapes, generator) for _ in each]
+        if with_gaps and step in NO_GRADIENT:
+            drawn[1] = []
         for held, gradients in zip(each, drawn, strict=True):
             held.apply(_value(gradients), 1.0, 0)
         both.apply(_value([*drawn[0], *drawn[1]]), 1.0, 0)
@@ -88,7 +101,7 @@ def _value(gradients: list[torch.Tensor], without: Collection[int] = ()) -> Valu
     return Value(tuple((f"grad.p{i}", g.clone()) for i, g in enumerate(gradients) if i not in without))
 
 
-def _try(layer: Callable[..., HeldLayer], shapes: Shapes, name: str) -> None:
+def _try(layer: Callable[..., HeldLayer], shapes: Shapes, name: str, with_gaps: bool) -> None:
     held = [layer()]
     generator = torch.Generator().manual_seed(0)
     seen: list[dict[str, Any]] = [_kept_beside(held[0])]
@@ -101,7 +114,7 @@ def _try(layer: Callable[..., HeldLayer], shapes: Shapes, name: str) -> None:
                 raise _refusal(name, str(error)) from error
             seen.append(_kept_beside(held[0]))
         gradients = _drawn(shapes, generator)
-        late = [0] if step % 3 == 0 and len(shapes) > 1 else []  # has no gradient now and then: its state comes late
+        late = [0] if with_gaps and step % 3 == 0 and len(shapes) > 1 else []  # no gradient: its state comes late
         for each in held:
             each.apply(_value(gradients, late), 1.0, 0)
     seen.append(_kept_beside(held[0]))

@@ -58,3 +58,30 @@ def test_over_layers_apart_and_in_a_copy_it_gives_the_plain_loops_bits(optimizer
 def test_what_cannot_step_by_gradients_alone_is_refused_before_anything_starts(optimizer: str) -> None:
     with pytest.raises(JobError, match=rf"train.optimizer: .*{OTHERS[optimizer]}"):
         check_job(job_of(optimizer))
+
+
+class CountsGradients(torch.optim.Optimizer):
+    """Its group counts only the steps in which one of its parameters has a gradient."""
+
+    def __init__(self, parameters: Any, lr: float = 0.1) -> None:
+        super().__init__(parameters, {"lr": lr, "k": 0})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            group["k"] += any(p.grad is not None for p in group["params"])
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.add_(parameter.grad, alpha=-group["lr"] / group["k"])
+
+
+def test_an_optimizer_that_counts_by_any_layers_gradients_is_refused() -> None:
+    """With a layer that has none in a step the weights were others than the plain loop's, and nothing was said."""
+    with pytest.raises(JobError, match="cannot run on layers apart"):
+        try_copying(CountsGradients, [torch.zeros(3, 2), torch.zeros(2)], "CountsGradients", CPU)
+
+
+def test_an_optimizer_that_wants_a_gradient_of_every_parameter_is_taken() -> None:
+    """It was refused as one that cannot be copied, though most models give every parameter a gradient in every step."""
+    fused = partial(torch.optim.SGD, lr=0.1, momentum=0.9, fused=True)
+    try_copying(fused, [torch.zeros(3, 2), torch.zeros(2)], "SGD", CPU)
