@@ -107,8 +107,10 @@ def install(optimizer: torch.optim.Optimizer, made: Made, entries: list[tuple[st
                 continue
             group = optimizer.param_groups[made.options.index(options)]
             group[entry] = tensor.item() if kind == "group" else _unpacked(tensor)
-        elif not stays[index] or kind == "nested":
+        elif not stays[index]:
             continue
+        elif kind == "nested":  # its place among the entries, until its tensors are here: holders compare digests
+            optimizer.state[parameters[index]][entry] = None
         elif kind in ("number", "plain"):
             optimizer.state[parameters[index]][entry] = tensor.item() if kind == "number" else _unpacked(tensor)
         else:

@@ -10,10 +10,13 @@ from torch import nn
 from culm.oracle.plain_loop import run_plain
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job
+from culm.pipeline.tensors.values import Value
 from culm.pipeline.user_code.check import check_job
 from culm.pipeline.user_code.model import ModelSource
+from culm.stage_server.compute.auditing import state_digest
 from culm.stage_server.compute.copying import try_copying
 from culm.stage_server.compute.device import CPU
+from culm.stage_server.compute.layer import HeldLayer
 from tests.unit.exactness import build_all, digest, gives_the_plain_loops_bits, make_job, run_stages
 
 HERE = "tests.unit.test_optimizers"
@@ -85,3 +88,32 @@ def test_an_optimizer_that_wants_a_gradient_of_every_parameter_is_taken() -> Non
     """It was refused as one that cannot be copied, though most models give every parameter a gradient in every step."""
     fused = partial(torch.optim.SGD, lr=0.1, momentum=0.9, fused=True)
     try_copying(fused, [torch.zeros(3, 2), torch.zeros(2)], "SGD", CPU)
+
+
+class ListFirst(torch.optim.Optimizer):
+    """Keeps a list of tensors before a number."""
+
+    def __init__(self, parameters: Any, lr: float = 0.1) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state.setdefault("seen", []).append(parameter.grad.clone())
+                state["count"] = state.get("count", 0) + 1
+                parameter.add_(state["seen"][-1], alpha=-group["lr"] / state["count"])
+
+
+def test_a_copys_state_has_the_digest_of_the_first_ones() -> None:
+    """A list came last in a copy: holders that compared their state took each other for wrong."""
+
+    def layer() -> HeldLayer:
+        module = nn.Linear(2, 2, bias=False)
+        return HeldLayer(0, module, ListFirst(module.parameters()), CPU)
+
+    first, copy = layer(), layer()
+    first.apply(Value((("grad.weight", torch.ones(2, 2)),)), 1.0, 0)
+    copy.install(first.export())
+    assert state_digest(copy, CPU) == state_digest(first, CPU)
