@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from culm.pipeline.job import Job
+from culm.pipeline.tensors.layout import copy_of
 from culm.pipeline.tensors.lazy import between_layers
 from culm.pipeline.tensors.pytrees import mapped
 from culm.pipeline.user_code.data import EvaluatedMicrobatches
@@ -59,7 +60,7 @@ class PlainEvaluation:
     def _microbatch(self, step: int, pipeline: int, index: int, samples: int) -> dict[str, tuple[float, float]]:
         job, device = self._job, device_of(self._job)
         found = self._data.microbatch(step, pipeline, index)
-        x, target = (mapped(lambda tensor: tensor.to(device), part) for part in found)
+        x, target = (mapped(lambda tensor: copy_of(tensor).to(device), part) for part in found)
         with precision_of(job)():
             for place, layer in enumerate(self._model):
                 seed_all(stream_seed(job.job.seed, step, pipeline, job.pipeline.microbatches + index, place))

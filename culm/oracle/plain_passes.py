@@ -8,6 +8,7 @@ import torch
 from culm.oracle.plain_evaluation import pair_of
 from culm.pipeline.job import Job
 from culm.pipeline.tensors.gradients import own_gradients
+from culm.pipeline.tensors.layout import copy_of
 from culm.pipeline.tensors.lazy import between_layers
 from culm.pipeline.tensors.pytrees import mapped
 from culm.pipeline.user_code.data import microbatches_of
@@ -59,7 +60,8 @@ class ChainPasses:
             of_pipeline = dict.fromkeys(metrics, (0.0, 0.0))
             for index in range(microbatches):
                 found = self._data.microbatch(step, pipeline, index)
-                x, target = (mapped(lambda tensor: tensor.to(self._device), part) for part in found)
+                # Copies: a layer or the loss may write into what it is given, which may be the dataset's own.
+                x, target = (mapped(lambda tensor: copy_of(tensor).to(self._device), part) for part in found)
                 with self._precision():
                     for place, layer in enumerate(model):
                         seed_all(stream_seed(job.job.seed, step, pipeline, index, place))

@@ -70,7 +70,7 @@ class CountsGradients(torch.optim.Optimizer):
         super().__init__(parameters, {"lr": lr, "k": 0})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             group["k"] += any(p.grad is not None for p in group["params"])
             for parameter in group["params"]:
@@ -97,7 +97,7 @@ class ListFirst(torch.optim.Optimizer):
         super().__init__(parameters, {"lr": lr})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             for parameter in group["params"]:
                 state = self.state[parameter]
