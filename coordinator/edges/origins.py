@@ -6,7 +6,7 @@ those (rule 15). ``--new-run`` says that nobody has led the run before; then it 
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -95,32 +95,56 @@ def to_resume(url: str) -> list[Found]:
     """The newest whole checkpoint there, and those before it that the same run may have written; oldest first.
 
     ``url``: of a folder of checkpoints, or of one of them. Only manifests are read: the nodes compare every file, and
-    the run goes on from the one before where one is wrong. Raises OSError where the storage does not answer.
+    the run goes on from the one before where one is wrong. Raises OSError where the storage does not answer, and
+    JobError where it is not clear which one is meant.
     """
     there = checkpoints_at(url)
     whole = [found for found in there if found.manifest is not None]
+    refuse_mixed(whole, f"--resume {shown_url(url)}", lambda found: f"--resume {shown_url(found.url)}")
     for found in there[: there.index(whole[0])] if whole else there:
         log.warning("the checkpoint of step %d is passed over: %s", found.step, found.problem)
     return [found for found in whole if _is_of_one_run(found, whole[0])][::-1]
 
 
+def refuse_mixed(whole: Sequence[Found], where: str, named: Callable[[Found], str]) -> None:
+    """Raises JobError where the newest of these, which are newest first, was not written last, but another run's was.
+
+    A run that began anew, or went back, leaves the newer steps of the run before until it comes to them. ``named``: how
+    to say which one is meant.
+    """
+    if not whole:
+        return
+    others = [found for found in whole if not _is_of_one_run(found, whole[0])]
+    if not others:  # nearly always: then no time is asked for
+        return
+    written = {found.url: completed_at(found.url) for found in (whole[0], *others)}
+    newest = written[whole[0].url]
+    later = [found for found in others if newest is not None and (written[found.url] or newest) > newest]
+    if later:
+        what = f"the checkpoint of step {later[0].step} was written after that of step {whole[0].step}, by another run"
+        mend = f"say which one is meant: {named(later[0])} or {named(whole[0])}"
+        raise JobError(what, where, mend)
+
+
 def newer_in_words(job: Job, resume: str) -> str:
-    """What becomes of the checkpoints at the job's own URL that are newer than the one of a step that is resumed.
+    """What becomes of the checkpoints at the job's own URL that are newer than what the run begins with.
 
     Empty where there are none, or the run resumes the newest. Raises OSError where the storage does not answer.
     """
-    step = step_of(resume)
+    step = step_of(resume) if resume else 0
     if job.checkpoint is None or step is None:
         return ""
-    own, folder = storage.open_fs(job.checkpoint.url)[1], storage.open_fs(resume)[1]
-    if folder.rstrip("/").rpartition("/")[0] != own.rstrip("/"):
-        return ""
+    if resume:
+        own, folder = storage.open_fs(job.checkpoint.url)[1], storage.open_fs(resume)[1]
+        if folder.rstrip("/").rpartition("/")[0] != own.rstrip("/"):
+            return ""
     newer = sorted(found.step for found in find_checkpoints(job.checkpoint.url) if found.step > step)
     if not newer:
         return ""
     which = f"step {newer[0]} is" if len(newer) == 1 else f"steps {', '.join(map(str, newer))} are"
     written = "each stays until this run comes to its step, which writes over it"
-    return f"at {shown_url(job.checkpoint.url)} {which} newer than step {step}, from which the run goes on: {written}"
+    than = f"newer than step {step}, from which the run goes on" if resume else "of a run before"
+    return f"at {shown_url(job.checkpoint.url)} {which} {than}: {written}"
 
 
 def refuse_nothing(url: str, whole: Sequence[Found]) -> None:

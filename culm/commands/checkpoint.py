@@ -98,6 +98,10 @@ def chosen(url: str, step: int | None, best: bool = False) -> Found:
         what = "no checkpoint" if step is None else f"no checkpoint of step {step}"
         raise JobError(f"there is {what}", url, f"choose one of the steps that are there: {there}")
     whole = [f for f in wanted if f.manifest is not None]
+    if step is None:
+        from culm.coordinator.edges.origins import refuse_mixed
+
+        refuse_mixed(whole, url, lambda found: f"--step {found.step}")
     return (whole or wanted)[0]
 
 

@@ -142,9 +142,9 @@ def refuse_to_write_over(job: Job, resume: str, new_run: bool) -> None:
     """Raises JobError where the run would write over whole checkpoints, whoever made them, and nobody said so.
 
     One that resumes from the very URL goes on from the newest of them, as the run that wrote it would have. Of one that
-    goes on from an older one, which it is told to, it is said what becomes of those that are newer.
+    begins anew, or goes on from an older one, which it is told to, it is said what becomes of those that are newer.
     """
-    if job.checkpoint is None or (new_run and not resume):
+    if job.checkpoint is None:
         return
     from culm.coordinator.edges.archive import in_a_line
     from culm.coordinator.edges.origins import newer_in_words
@@ -168,6 +168,8 @@ def refuse_to_write_over(job: Job, resume: str, new_run: bool) -> None:
     if steps:
         what = f"a whole checkpoint of step {steps[0]} lies there, and this run would write over it"
         mend = f"go on from it with --resume {shown_url(url)}, begin anew over it with --new-run, or name another url"
+        if resume and open_fs(resume)[1].rstrip("/").rpartition("/")[0] == open_fs(url)[1].rstrip("/"):
+            mend = f"add --new-run, which goes on from {shown_url(resume)} and writes over it, or name another url"
         raise JobError(what, where, mend)
 
 

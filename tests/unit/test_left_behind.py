@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from culm.commands.checkpoint import chosen
 from culm.commands.run import refuse_to_write_over
 from culm.coordinator.commands import Command, Dismiss, LeadAnew, Publish
 from culm.coordinator.decide import advance, begin, validate
@@ -19,7 +20,7 @@ from culm.coordinator.edges.store import MemoryStore
 from culm.coordinator.reports import Available, CheckpointsFound, Joined, Report, Tick
 from culm.coordinator.rolling_back import roll_back
 from culm.coordinator.state import Phase, Settings, State
-from culm.pipeline.checkpoints.manifest import File, Found, Manifest, folder_of, write_manifest
+from culm.pipeline.checkpoints.manifest import MANIFEST, File, Found, Manifest, folder_of, write_manifest
 from culm.pipeline.errors import JobError
 from culm.pipeline.identity import Identity
 from culm.pipeline.job import job_to_toml, load_job
@@ -60,7 +61,7 @@ def test_what_becomes_of_newer_ones_is_said(tmp_path: Path, capsys: pytest.Captu
     assert "each stays until this run comes to its step, which writes over it" in said
     for url in (str(tmp_path), f"{tmp_path}/step-00000040", f"{tmp_path}/elsewhere/step-00000010"):
         assert origins.newer_in_words(settings.job, url) == ""
-    with pytest.raises(JobError, match="this run would write over it"):
+    with pytest.raises(JobError, match="this run would write over it; add --new-run, which goes on from"):
         refuse_to_write_over(settings.job, older, new_run=False)
     refuse_to_write_over(settings.job, older, new_run=True)
     assert said in capsys.readouterr().err
@@ -68,6 +69,45 @@ def test_what_becomes_of_newer_ones_is_said(tmp_path: Path, capsys: pytest.Captu
 
 def steps(found: list[Found]) -> list[int]:
     return [each.step for each in found]
+
+
+def leave_two_runs(url: Path, first_is_older: bool) -> tuple[CoordinatorSettings, CoordinatorSettings]:
+    """One of 40 steps, and another one of 25 with another learning rate."""
+    first, second = settings_for(url), settings_for(url, "train.optimizer_args.lr=0.5")
+    left = [(leave(first, 20), 0.0), (leave(first, 40), 0.0), (leave(second, 25), 60.0 if first_is_older else -60.0)]
+    for origin, later in left:
+        at = 1.7e9 + later
+        os.utime(Path(origin.folder.removeprefix("file://")) / MANIFEST, (at, at))
+    return first, second
+
+
+def test_of_two_runs_at_one_url_the_one_that_is_meant_is_to_be_named(tmp_path: Path) -> None:
+    """The newest step was taken, with the weights of the run that had been given up, and nothing was said."""
+    leave_two_runs(tmp_path, first_is_older=True)
+    what = "step 25 was written after that of step 40, by another run; say which one is meant"
+    with pytest.raises(JobError, match=f"{what}: --resume {tmp_path}/step-00000025 or --resume {tmp_path}/step"):
+        origins.to_resume(str(tmp_path))
+    with pytest.raises(JobError, match=f"{what}: --step 25 or --step 40"):
+        chosen(str(tmp_path), None)
+    assert chosen(str(tmp_path), 25).step == 25
+    assert steps(origins.to_resume(f"{tmp_path}/step-00000025")) == [25]
+
+
+def test_a_run_that_goes_on_with_something_changed_is_newer_in_both_ways(tmp_path: Path) -> None:
+    leave_two_runs(tmp_path, first_is_older=False)
+    assert chosen(str(tmp_path), None).step == 40
+    assert steps(origins.to_resume(str(tmp_path))) == [20, 40]
+
+
+def test_who_begins_anew_hears_what_stays_of_a_run_before(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = settings_for(tmp_path)
+    refuse_to_write_over(settings.job, "", new_run=True)
+    assert capsys.readouterr().err == ""
+    leave(settings, 20)
+    refuse_to_write_over(settings.job, "", new_run=True)
+    assert capsys.readouterr().err.endswith(
+        "step 20 is of a run before: each stays until this run comes to its step, which writes over it\n"
+    )
 
 
 def test_those_of_this_very_job_count_the_oldest_first(tmp_path: Path) -> None:
