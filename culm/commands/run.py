@@ -201,7 +201,6 @@ def run(arguments: argparse.Namespace) -> int:
     nursery.warm_up()
     try_out(job)
     from culm.local.training import train
-    from culm.pipeline.checkpoints.digest import save_weights
 
     interrupts.end_on_sigterm()
     cluster = LocalCluster(
@@ -238,12 +237,9 @@ def run(arguments: argparse.Namespace) -> int:
     if outcome.checkpoint_fault:  # the weights are given all the same
         print(f"culm run: the last checkpoint is not whole: {outcome.checkpoint_fault}", file=sys.stderr)
         code = 1
-    if arguments.out:
-        try:
-            save_weights(arguments.out, outcome.layers)
-        except OSError as error:  # the disk has filled up meanwhile: what was there before is still there
-            print(f"culm run: --out {arguments.out}: the weights cannot be written ({error})", file=sys.stderr)
-            return 1
+    written = bool(arguments.out) and _write(arguments.out, outcome)
+    if arguments.out and not written:
+        code = 1
     if arguments.json:
         print(json.dumps(outcome.as_json()))
         return code
@@ -264,12 +260,27 @@ def run(arguments: argparse.Namespace) -> int:
             f"{x['detect_ms']:.0f} ms, resumed after {x['resume_ms']:.0f} ms, {x['redone']} instructions redone"
         )
     _say_checkpoint(outcome, sys.stdout)
-    if arguments.out:
+    if written:
         print(f"weights: {arguments.out}")
     elif job.checkpoint is None:
         print("weights: not kept; --out FILE writes them, and a [checkpoint] section of the job saves them on the way")
     print(f"weights_sha256 {outcome.sha256}")
     return code
+
+
+def _write(out: str, outcome: Outcome) -> bool:
+    """Whether the weights could be written. Where the disk has filled up meanwhile, what was there before still is."""
+    from culm.pipeline.checkpoints.digest import save_weights
+
+    try:
+        save_weights(out, outcome.layers)
+    except OSError as error:
+        what = f"the weights cannot be written ({error})"
+        if outcome.checkpoint and not outcome.checkpoint_fault:
+            what += f"; culm checkpoint export {shown_url(outcome.checkpoint)} --out FILE writes them elsewhere"
+        print(f"culm run: --out {out}: {what}", file=sys.stderr)
+        return False
+    return True
 
 
 def _say_checkpoint(outcome: Outcome, to: TextIO) -> None:

@@ -70,7 +70,8 @@ def _inputs_named(job: Job, section: Section, inputs: Sequence[Pytree]) -> Itera
         read_as = getattr(dataset_of(job, section), "read_as", "")
         whence = f" (from {read_as})" if isinstance(read_as, str) and read_as else ""
         what = f"{error.what}; the input has whole numbers from {least} to {most}{whence}"
-        mend = "make the model's vocabulary larger than the largest one, or correct the data"
+        mend = "make the embedding larger than the largest index: a vocabulary, or a table of positions"
+        mend += ", for which the sequence may be too long"
         raise JobError(what, error.where, f"{mend}{', or the dtype it is read as' if whence else ''}") from error
 
 
@@ -108,6 +109,8 @@ def _microbatch(job: Job, section: Section, dataset: Any, key: Key) -> tuple[Pyt
     mend = "let every item be an (input, target) pair of tensors, all alike in shape, or name a data.collate"
     try:
         found = microbatches_of(job, section, dataset).microbatch(*key)
+    except JobError:
+        raise
     except RAISED as error:
         what = f"the dataset gives no microbatch of (input, target): {described(error)}"
         raise JobError(what, f"{section}.dataset", mend) from error

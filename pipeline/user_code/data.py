@@ -1,6 +1,6 @@
 """Samples: which ones a microbatch holds, as a pure function, so that any node can take them again."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -17,6 +17,7 @@ from culm.pipeline.user_code.iterable import check_iterable, is_iterable, reader
 from culm.pipeline.user_code.permutation import place_of
 from culm.pipeline.user_code.streams import epoch_seed, sample_seed, seed_all
 
+MOST_NAMED = 5  # keys, in a refusal
 MOST_IN_MEMORY = 1 << 24  # samples whose order is kept: 128 MiB an epoch
 
 Section = Literal["data", "evaluate"]  # of the job file, that names a dataset
@@ -78,8 +79,31 @@ def microbatches_of(
     return IterableMicrobatches(job, known) if is_iterable(dataset) else Microbatches(job, dataset)
 
 
-def _collate_of(job: Job) -> Callable[..., Any]:
-    return load_callable(job.data.collate, "data.collate") if job.data.collate else default_collate
+def _collate_of(job: Job) -> Callable[[list[Any]], tuple[Pytree, Pytree]]:
+    if not job.data.collate:
+        return _stacked
+    where, collate = f"data.collate, {job.data.collate}", load_callable(job.data.collate, "data.collate")
+
+    def pair(samples: list[Any]) -> tuple[Pytree, Pytree]:
+        found = collate(samples)
+        mend = "return a pair (input, target); the input may be a dict, as in ({'tokens': x, 'mask': m}, labels)"
+        _refuse_no_pair(found, "it returned", where, mend)
+        return found  # type: ignore[no-any-return]
+
+    return pair
+
+
+def _stacked(samples: list[Any]) -> tuple[Pytree, Pytree]:
+    mend = "let every item be a pair (input, target), of which the input may be a dict, or name a data.collate"
+    _refuse_no_pair(samples[0], "an item of the dataset is", "data.dataset", mend)
+    return default_collate(samples)  # type: ignore[no-any-return]
+
+
+def _refuse_no_pair(found: Any, what: str, where: str, mend: str) -> None:
+    if isinstance(found, Mapping):  # which would be unpacked into its keys
+        raise JobError(f"{what} a dict with the keys {', '.join(map(str, list(found)[:MOST_NAMED]))}", where, mend)
+    if isinstance(found, list | tuple) and len(found) != 2:
+        raise JobError(f"{what} {len(found)} parts", where, mend)
 
 
 def _sample(dataset: Any, index: int) -> Any:

@@ -142,8 +142,5 @@ def described(error: BaseException) -> str:
     text = f"{type(error).__name__}: {said[0]}" if said else type(error).__name__
     if isinstance(error, SyntaxError):  # which names its place itself
         return text
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen")]
-    place = frames[-1] if frames else None
-    if place is None or "site-packages" in place.filename or place.filename.endswith("pipeline/user_code/imports.py"):
-        return text
-    return f"{text} ({place.filename.rpartition('/')[2]}, line {place.lineno})"
+    place = place_of(error)
+    return f"{text} ({place})" if place else text

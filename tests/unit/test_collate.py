@@ -65,7 +65,25 @@ def test_microbatches_of_different_shapes_give_the_plain_loops_bits(stages: int)
     gives_the_plain_loops_bits(job)
 
 
-@pytest.mark.parametrize("collate", [None, f"{HERE}:one_tensor", f"{HERE}:nothing_like_it"])
+def one_dict(samples: Sequence[Sample]) -> Sample:
+    """As libraries of models have it: two keys, which a pair could be unpacked from."""
+    return dict(zip(("words", "label"), padded(samples), strict=True))
+
+
+def three(samples: Sequence[Sample]) -> tuple[torch.Tensor, ...]:
+    return *padded(samples), torch.ones(len(samples))
+
+
+NO_PAIRS = {
+    None: "data.dataset: an item of the dataset is a dict with the keys words, label; let every item be a pair",
+    "one_dict": r"data.collate, .*:one_dict: it returned a dict with the keys words, label; return a pair \(input, ta",
+    "three": r"data.collate, .*:three: it returned 3 parts; return a pair",
+    "one_tensor": "gives no microbatch",
+    "nothing_like_it": "has no 'nothing_like_it'",
+}
+
+
+@pytest.mark.parametrize("collate", NO_PAIRS)
 def test_what_gives_no_microbatch_is_refused_before_anything_starts(collate: str | None) -> None:
-    with pytest.raises(JobError, match=r"gives no microbatch|has no 'nothing_like_it'"):
-        check_job(job_of(2, collate))
+    with pytest.raises(JobError, match=NO_PAIRS[collate]):
+        check_job(job_of(2, f"{HERE}:{collate}" if collate else None))
