@@ -87,7 +87,8 @@ class Stage:
         self._metrics = Metrics(job.train.metrics if last else {}, "train")
         self._untouched = Untouched(layers)
         self.evaluation = StageEvaluation(job, pipeline, layers, loss if last else None)
-        # Whether the layers write into the input, as an in-place ReLU does; None before the first forward has shown it.
+        # Whether a layer writes into what it is given, as an in-place ReLU does; None until the first forward shows it.
+        # Any layer counts: those before it may hand on the stage's own input now and then, as LayerDrop does.
         self._writes_input: bool | None = None
 
     def tallies(self, count: int | None = None) -> tuple[float, ...]:
@@ -130,6 +131,7 @@ class Stage:
         given = x if self._writes_input is False else mapped(copy_of, x)
         inputs, own = tensors_in(x), tensors_in(given)
         versions = [tensor._version for tensor in own]
+        between = False  # whether a layer has written into what the one before gave it
         h = as_within(self._job, given)
         self._untouched.before_forward()
         boundaries: list[Boundary] = []
@@ -141,6 +143,7 @@ class Stage:
             layer.device.seed(seed)
             if layer.changing.may_change:
                 layer.changing.begin_forward()
+            handed = [(tensor, tensor._version) for tensor in tensors_in(h)] if self._writes_input is None else []
             try:
                 h = between_layers(self._forwards.run(layer.module, h, seed, layer.device.seed))
             except NotAPytree as error:
@@ -149,12 +152,13 @@ class Stage:
                 if "in-place" in str(error) and self._writes_input is False:
                     raise self._writes_now(layer) from error
                 raise
+            between = between or any(tensor._version != version for tensor, version in handed)
             if layer.changing.may_change:
                 layer.changing.end_forward(tensors_in(h))
         wrote = [tensor._version for tensor in own] != versions
         if self._writes_input is None:
             # Writes through .data count no version.
-            self._writes_input = wrote or not all(map(same_bits, own, inputs))
+            self._writes_input = wrote or between or not all(map(same_bits, own, inputs))
         elif wrote and not self._writes_input:
             raise self._writes_now(self.layers[0])
         if self.last:

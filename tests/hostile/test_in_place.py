@@ -69,6 +69,22 @@ def floats() -> list[nn.Module]:
     return [*head, nn.Linear(8, 8), Doubled(), Shifted(), nn.Linear(8, 4)]
 
 
+class Dropped(nn.Module):
+    """Left out of some microbatches, but not of the first: there it hands on what it is given. x: [B, 8]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.inner(x) if torch.rand(()) > 0.3 else x
+        return y
+
+
+def dropped() -> list[nn.Module]:
+    return [nn.Linear(8, 8), Dropped(), nn.ReLU(inplace=True), nn.Linear(8, 4)]
+
+
 def written_at_once() -> list[nn.Module]:
     """The dataset's samples are written, too."""
     return [Doubled(), nn.ReLU(inplace=True), nn.Linear(8, 4)]
@@ -107,7 +123,7 @@ def job_of(layers: str) -> Job:
 
 
 @pytest.mark.parametrize("splits", [False, True], ids=["whole", "in two halves"])
-@pytest.mark.parametrize("layers", ["floats", "written_at_once", "numbers"])
+@pytest.mark.parametrize("layers", ["floats", "dropped", "written_at_once", "numbers"])
 def test_every_cut_gives_the_plain_loops_bits(layers: str, splits: bool) -> None:
     job = job_of(layers)
     check_job(job)
