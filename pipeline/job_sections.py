@@ -334,7 +334,7 @@ class EvaluateSection(Section):
     ] = {}
 
     best: Annotated[str, "`loss` or a metric's name: what tells which weights are the best so far"] = "loss"
-    best_is: Annotated[Literal["least", "most"], "of what `best` names"] = "least"
+    best_is: Annotated[Literal["least", "most"], "whether the least or the most of it is the best"] = "least"
     keep_best: Annotated[
         bool,
         "whether the checkpoint of the best weights stays, beside those that `checkpoint.keep` counts; `every` has to "
