@@ -67,7 +67,9 @@ def changes(state: State, now: float) -> tuple[Change | None, Change | None]:
         then = situation_of(other, now)
         stages, why = _to_come(other, _taken_over(other, state.plan.stages), then)
         after = _length(stages, then, nominal) / length
-        found.append(Change(node, before, after, price, why or _kept_in_words(stages, to_come, node, then)))
+        # The shape alone: what the rest compares with is the cluster of then, not of now.
+        shape = why.partition(":")[0]
+        found.append(Change(node, before, after, price, shape or _kept_in_words(stages, to_come, node, then)))
     return found[0], found[1]
 
 
