@@ -17,7 +17,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from culm.coordinator import commands as cmd
 from culm.coordinator import reports
@@ -27,6 +27,8 @@ from culm.coordinator.edges.threads import Threads
 from culm.pipeline.checkpoints import evaluation_file
 from culm.pipeline.checkpoints.manifest import (
     CheckpointCorrupt,
+    File,
+    Found,
     Manifest,
     OriginUnseen,
     complete,
@@ -55,8 +57,12 @@ class Archive:
         take: Callable[[reports.Report], None],
         background: Background,
         allowed: frozenset[str] = frozenset(),
+        new_run: bool = False,
     ) -> None:
+        """``new_run``: whatever checkpoints there are, only those count that are ordered here."""
         self._job = job
+        # Of each manifest that was ordered, by its step: its files.
+        self._ordered: set[tuple[int, int]] | None = set() if new_run else None
         self._allowed = allowed  # parts of its identity in which a checkpoint that is found may differ
         self._take = take
         # The newest era and step whose manifest was ordered. Invariant: never falls. After a rollback steps come again
@@ -65,12 +71,19 @@ class Archive:
         # The last look at an origin, and what was asked. It may outlast PATIENCE, and no other begins until it is over.
         self._looking: tuple[cmd.Examine, asyncio.Task[tuple[reports.Sight, str]]] | None = None
         self._background = background
-        self._threads = Threads(MOST_CALLS)
+        self.threads = Threads(MOST_CALLS)
+
+    def lead(self, first: bool) -> None:
+        """``first``: no other leader can have led meanwhile, whose manifests would be this run's as well."""
+        if not first:
+            self._ordered = None
 
     def carry_out(self, command: cmd.ForStorage) -> None:
         """Returns at once."""
         if isinstance(command, cmd.WriteManifest):
             self._newest = max(self._newest, (command.era, command.step))
+            if self._ordered is not None:
+                self._ordered.add((command.step, _files(command.files)))
             self._background.begin(self._complete(command))
         elif isinstance(command, cmd.WriteEvaluation):
             self._background.begin(self._write_evaluation(command))
@@ -101,7 +114,7 @@ class Archive:
         pause = FIRST_PAUSE
         while True:
             try:
-                checkpoint = await self._threads.call(complete, self._url, manifest)
+                checkpoint = await self.threads.call(complete, self._url, manifest)
             except (OSError, JobError) as error:
                 self._take(reports.CheckpointFault("", command.step, in_a_line(error)))
                 await asyncio.sleep(pause)
@@ -119,13 +132,13 @@ class Archive:
     async def _write_evaluation(self, command: cmd.WriteEvaluation) -> None:
         found = dict(zip(("loss", *self._job.tally_form.metrics), command.evaluated, strict=True))
         try:
-            await self._threads.call(evaluation_file.write, command.folder, found)
+            await self.threads.call(evaluation_file.write, command.folder, found)
         except (OSError, JobError) as error:
             log.warning("could not write beside %s how good its weights are: %s", command.folder, in_a_line(error))
 
     async def _retain(self, command: cmd.Retain) -> None:
         try:
-            await self._threads.call(retain, self._url, command.step, command.kept, self._is_own)
+            await self.threads.call(retain, self._url, command.step, command.kept, self._is_own)
         except (OSError, JobError) as error:
             log.warning("could not remove old checkpoints; they stay until the next one is whole: %s", in_a_line(error))
 
@@ -133,14 +146,19 @@ class Archive:
         pause = FIRST_PAUSE
         while True:
             try:
-                shown = await self._threads.call(of_this_job, self._job, self._allowed)
+                shown = await self.threads.call(of_this_job, self._job, self._allowed)
             except (OSError, JobError) as error:
                 self._take(reports.CheckpointsFound(why=in_a_line(error)))
                 await asyncio.sleep(pause)
                 pause = min(LONGEST_PAUSE, 2 * pause)
                 continue
-            self._take(reports.CheckpointsFound(tuple(whole_of(found, self._job) for found in shown)))
+            own = [found for found in shown if self._is_ordered(found)]
+            self._take(reports.CheckpointsFound(tuple(whole_of(found, self._job) for found in own)))
             return
+
+    def _is_ordered(self, found: Found) -> bool:
+        ordered, manifest = self._ordered, found.manifest
+        return ordered is None or (manifest is not None and (found.step, _files(manifest.files)) in ordered)
 
     async def _examine(self, asked: cmd.Examine) -> None:
         sight, why = reports.Sight.BUSY, ""
@@ -150,7 +168,7 @@ class Archive:
         before = self._looking
         waits = before is not None and before[0] == asked and asked.layer is not None
         if before is None or (before[1].done() and not waits):
-            look_at = self._threads.call(look, asked.origin, asked.layer)
+            look_at = self.threads.call(look, asked.origin, asked.layer)
             before = self._looking = (asked, self._background.begin(look_at))
         question, looking = before
         if question == asked:
@@ -162,6 +180,10 @@ class Archive:
             elif asked.layer is None:
                 sight, why = reports.Sight.AWAY, f"the storage has not answered for {PATIENCE:g} s"
         self._take(reports.Examined(asked.origin, sight, why))
+
+
+def _files(files: Mapping[int, tuple[File, ...]]) -> int:
+    return hash(frozenset(files.items()))
 
 
 def look(origin: Origin, layer: int | None = None) -> tuple[reports.Sight, str]:

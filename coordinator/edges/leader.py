@@ -34,7 +34,6 @@ from culm.coordinator.edges.persistence import Document, from_document, to_docum
 from culm.coordinator.edges.run_status import RunStatus
 from culm.coordinator.edges.spending import SpendingLook, refuse_no_time
 from culm.coordinator.edges.store import Store
-from culm.coordinator.edges.threads import Threads
 from culm.coordinator.edges.translation import addressee, in_turn, order_of, plan_in
 from culm.coordinator.takeover import is_heard
 from culm.pipeline.checkpoints.manifest import Found
@@ -103,7 +102,7 @@ class Leader:
         # Not yet decided on, with the time when each came. A thousand nodes send two thousand heartbeats a second: one
         # decision takes them all, before any other: no node is lost for silence that has just been heard.
         self._heartbeats: list[tuple[float, reports.Heartbeat]] = []
-        self._archive = Archive(settings.job, self.take, self.background, settings.allowed)
+        self._archive = Archive(settings.job, self.take, self.background, settings.allowed, settings.new_run)
         self._billing = Billing(settings.prices)
         self._figures = Reader("the run's cost")
         self._spending = SpendingLook()
@@ -130,6 +129,7 @@ class Leader:
         Again whenever nodes know of a term that is not below this one: the store had lost it (rule 15).
         """
         above = self.outranked.above if self.outranked is not None else 0
+        self._archive.lead(first=not above)
         self.end_streams()
         term = await self._store.acquire(above)
         document = await self._store.load()
@@ -146,14 +146,13 @@ class Leader:
             # Of a run that begins now no node or checkpoint can know more than the store, so nothing is waited for.
             begun_before = above > 0 or document is not None or not self.settings.new_run
             self._state = begin(settings, term, number, time.monotonic() if begun_before else None)
-            threads = Threads(1)
             if self.settings.job.checkpoint is None:
                 log.warning(
                     "no [checkpoint] url in the job: a run that loses every copy of a stage starts again from step 0"
                 )
             elif not above:
-                await threads.call(probe, self.settings.job.checkpoint.url, PROBE_SECONDS)
-            self._state = await threads.call(self._from_checkpoints, begun_before, above > 0)
+                await self._archive.threads.call(probe, self.settings.job.checkpoint.url, PROBE_SECONDS)
+            self._state = await self._archive.threads.call(self._from_checkpoints, begun_before, above > 0)
         else:
             self._state = found
             log.info("took the run over at step %d, in term %d", found.committed, term)
@@ -329,9 +328,8 @@ class Leader:
             )
             self.outranked = command
         elif isinstance(command, cmd.Persist):
-            # ``_write`` takes the state as it is then. So it comes whole, and of several decisions in one turn of the
-            # event loop the last one is written. It is put off until all orders are queued, and so goes after them:
-            # nodes wait for orders, and nobody for the store.
+            # ``_write`` takes the state as it is once all orders are queued: nodes wait for orders, and nobody for the
+            # store. So of several decisions in one turn of the event loop the last one is written.
             self._unwritten = True
         elif isinstance(command, cmd.Record):
             if isinstance(command.event, kinds.Done):

@@ -18,6 +18,7 @@ from culm.coordinator import reports
 from culm.coordinator.edges import archive as archive_module
 from culm.coordinator.edges.archive import Archive
 from culm.coordinator.edges.background import Background
+from culm.coordinator.edges.coordinator_settings import CoordinatorSettings
 from culm.pipeline.checkpoints.layer_file import write_layer
 from culm.pipeline.checkpoints.manifest import File, Manifest, folder_of, write_manifest
 from culm.pipeline.identity import Identity
@@ -231,3 +232,39 @@ def test_a_storage_that_hangs_keeps_no_host_name_from_being_looked_up() -> None:
             HangingFileSystem.let_go.set()
 
     assert asyncio.run(play())
+
+
+def test_of_a_new_run_only_what_it_has_ordered_is_found(tmp_path: Path) -> None:
+    """It looked for none at all: a manifest whose answer was on its way was passed over by a rollback."""
+    url = f"file://{tmp_path}"
+    job = load_job(EXAMPLE, [f"checkpoint.url={url}", "checkpoint.every=10"])
+    of_before = Manifest(job=job.job.name, step=40, fingerprint="", loss=0.5, files={}, job_toml=job_to_toml(job))
+    write_manifest(folder_of(url, 40), of_before)
+    folder = tmp_path / "step-00000010"
+    folder.mkdir(parents=True)
+    (folder / FILE.name).write_bytes(DATA)
+
+    async def answer(archive: Archive, told: Told, asked: cmd.ForStorage) -> reports.Report:
+        told.clear()
+        told.changed.clear()
+        archive.carry_out(asked)
+        await told.changed.wait()
+        return told[-1]
+
+    async def found(archive: Archive, told: Told) -> list[int]:
+        report = await answer(archive, told, cmd.FindCheckpoints())
+        assert isinstance(report, reports.CheckpointsFound)
+        return [whole.origin.step for whole in report.whole]
+
+    async def play() -> tuple[list[int], list[int], list[int]]:
+        told = Told()
+        told.changed = asyncio.Event()
+        archive = Archive(job, told.take, Background(lambda error: None), new_run=True)
+        first = await found(archive, told)
+        assert isinstance(await answer(archive, told, order(0, 10)), reports.Checkpointed)
+        then = await found(archive, told)
+        archive.lead(first=False)
+        return first, then, await found(archive, told)
+
+    assert asyncio.run(asyncio.wait_for(play(), 30.0)) == ([], [10], [10, 40])
+    assert CoordinatorSettings(job=job, new_run=True).decisions().searches
