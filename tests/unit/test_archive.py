@@ -5,6 +5,7 @@ import hashlib
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -242,12 +243,15 @@ def test_of_a_new_run_only_what_it_has_ordered_is_found(tmp_path: Path) -> None:
     write_manifest(folder_of(url, 40), of_before)
     folder = tmp_path / "step-00000010"
     folder.mkdir(parents=True)
-    (folder / FILE.name).write_bytes(DATA)
+    both = (FILE, replace(FILE, name="layer-00000.optimizer.safetensors"))
+    for file in both:
+        (folder / file.name).write_bytes(DATA)
+    asked = cmd.WriteManifest(era=0, step=10, loss=0.5, fingerprint="", files={0: both})
 
-    async def answer(archive: Archive, told: Told, asked: cmd.ForStorage) -> reports.Report:
+    async def answer(archive: Archive, told: Told, command: cmd.ForStorage) -> reports.Report:
         told.clear()
         told.changed.clear()
-        archive.carry_out(asked)
+        archive.carry_out(command)
         await told.changed.wait()
         return told[-1]
 
@@ -261,7 +265,7 @@ def test_of_a_new_run_only_what_it_has_ordered_is_found(tmp_path: Path) -> None:
         told.changed = asyncio.Event()
         archive = Archive(job, told.take, Background(lambda error: None), new_run=True)
         first = await found(archive, told)
-        assert isinstance(await answer(archive, told, order(0, 10)), reports.Checkpointed)
+        assert isinstance(await answer(archive, told, asked), reports.Checkpointed)
         then = await found(archive, told)
         archive.lead(first=False)
         return first, then, await found(archive, told)
