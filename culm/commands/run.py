@@ -224,7 +224,11 @@ def run(arguments: argparse.Namespace) -> int:
                 outcome, workers = so_far, tensor_workers_in_words(status) or workers
                 shown.watch(status, events, so_far)
 
-            outcome = train(cluster, watch)
+            try:
+                outcome = train(cluster, watch)
+            except KeyboardInterrupt:
+                print("culm run: ending every process; Ctrl-C once more ends at once", file=sys.stderr)
+                raise
     except RunFailed as error:
         _say_checkpoint(outcome, sys.stderr)
         print(f"culm run: {error}", file=sys.stderr)

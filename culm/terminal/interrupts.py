@@ -30,9 +30,16 @@ def end_at_once() -> None:
 
 
 def interrupt() -> None:
-    """From now on Ctrl-C raises KeyboardInterrupt, so that the command can end what it started."""
+    """From now on Ctrl-C raises KeyboardInterrupt, so that the command can end what it started. A second one ends the
+    process at once, and with it all that is tied to it.
+    """
+
+    def raise_it(*_: object) -> None:
+        end_at_once()
+        raise KeyboardInterrupt
+
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, raise_it)
 
 
 @contextmanager

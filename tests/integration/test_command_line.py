@@ -103,14 +103,17 @@ def test_a_checkpoint_that_cannot_be_resumed_starts_no_run(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("number", "code"),
+    ("number", "times", "code"),
     [
-        (signal.SIGINT, 130),
+        (signal.SIGINT, 1, 130),
+        (signal.SIGINT, 2, 130),
         # ``test_ending`` kills one as well, just before the first step.
-        pytest.param(signal.SIGKILL, -signal.SIGKILL, marks=pytest.mark.slow),
+        pytest.param(signal.SIGKILL, 1, -signal.SIGKILL, marks=pytest.mark.slow),
     ],
 )
-def test_a_launcher_that_ends_leaves_nothing_running(number: signal.Signals, code: int, tmp_path: Path) -> None:
+def test_a_launcher_that_ends_leaves_nothing_running(
+    number: signal.Signals, times: int, code: int, tmp_path: Path
+) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(
         # A job in the background, as continuous integration may be, ignores SIGINT, and its children inherit that.
@@ -127,7 +130,13 @@ def test_a_launcher_that_ends_leaves_nothing_running(number: signal.Signals, cod
     children = psutil.Process(process.pid).children(recursive=True)
     assert len(children) >= 5, "redis, a coordinator and three nodes"
     process.send_signal(number)
-    process.communicate(timeout=30)
+    if times == 2:  # it says at once that it has heard the first one
+        for line in process.stderr:
+            if "Ctrl-C once more ends at once" in line:
+                break
+        process.send_signal(number)
+    _, said = process.communicate(timeout=30)
+    assert "Traceback" not in said
     _, alive = psutil.wait_procs(children, timeout=5)
     assert not alive, f"left running: {alive}"
     assert process.returncode == code
