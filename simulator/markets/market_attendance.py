@@ -115,13 +115,25 @@ class Attendance:
             if reporter is not None:
                 self._tell(reports.PeerLost(peer, reporter.incarnation, name, incarnation, "the stream broke"))
         if name in self._coordinator.state.nodes:
-            patience = self._coordinator.state.settings.patience.seconds + TICK
-            self._clock.after(patience, lambda: self._silent(name, incarnation))
+            self._look_later(name, incarnation)
 
     def _silent(self, name: str, incarnation: int) -> None:
-        """Nobody has heard of it for a patience: the tick finds that, after heartbeats of all others."""
+        """Nobody has heard of it for a patience: the tick finds that, after heartbeats of all others.
+
+        Where there are no others the silence counts for nothing yet: rather the coordinator is cut off.
+        """
+        if not self._knows(name, incarnation):
+            return
+        self.hear()
+        self._coordinator.keep_time()
+        self._tell(reports.Tick())
+        if self._knows(name, incarnation):
+            self._look_later(name, incarnation)
+
+    def _knows(self, name: str, incarnation: int) -> bool:
         known = self._coordinator.state.nodes.get(name)
-        if known is not None and known.incarnation == incarnation:
-            self.hear()
-            self._coordinator.keep_time()
-            self._tell(reports.Tick())
+        return known is not None and known.incarnation == incarnation
+
+    def _look_later(self, name: str, incarnation: int) -> None:
+        patience = self._coordinator.state.settings.patience.seconds + TICK
+        self._clock.after(patience, lambda: self._silent(name, incarnation))

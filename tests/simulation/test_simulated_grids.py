@@ -90,6 +90,16 @@ def test_a_lost_node_costs_its_peers_first_and_then_the_shape_follows() -> None:
     assert row.steps == SMALL.steps
 
 
+def test_the_only_node_that_has_gone_is_not_there_for_ever() -> None:
+    """With nobody else to be heard its silence counted for nothing, and nobody looked again: a step waited for it."""
+    early = [Change(at=0.0, kind="add", node="early"), Change(at=100.0, kind="remove", node="early")]
+    later = [replace(change, at=600.0) for change in machines(4)]
+    row = CulmRun([*early, *later], SMALL, Cluster(), Choice(machines=4, begins_with=4)).run(86_400.0)
+    assert row.steps == SMALL.steps
+    assert row.fatal == 0
+    assert row.seconds < 3_600.0
+
+
 def test_nodes_that_come_change_the_shape() -> None:
     changes = [*machines(4), *(Change(at=100.0, kind="add", node=f"late{i}") for i in range(4))]
     listening = Listening()
