@@ -36,7 +36,7 @@ def roll_back(state: State, why: str) -> Decision:
     origin = state.checkpoints[-1] if state.checkpoints else Origin()
     ordered = any(step > origin.step and len(files) == len(state.layer_costs) for step, files in state.saved.items())
     hidden = ordered or state.storage.written_over > origin.step
-    if hidden and state.settings.searches and state.storage.search is Search.OVER:
+    if hidden and state.settings.checkpoint_url and state.storage.search is Search.OVER:
         state = replace(state, storage=replace(state.storage, search=Search.NEEDED))
     searched = state.storage.search is Search.OVER
     if state.resumed and not origin.folder and searched:

@@ -93,7 +93,7 @@ class Settings:
     checkpoint_url: str = ""
     checkpoint_every: int = 0  # steps; 0: none is saved but after the last one, or where every node is to go
     checkpoints_kept: int = 3
-    searches: bool = False  # whether checkpoints may become whole that a leader does not know of
+    searches: bool = False  # whether whole checkpoints may lie there that a leader does not know of as it begins
     samples_per_step: int = 0
     tokens_per_step: int = 0  # 0: the job does not say
     # How long nodes keep final weights that are neither saved nor fetched, and a run that has come to a limit.

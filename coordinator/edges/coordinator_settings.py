@@ -84,7 +84,7 @@ class CoordinatorSettings:
             checkpoint_url=job.checkpoint.url if job.checkpoint is not None else "",
             checkpoint_every=job.checkpoint.every if job.checkpoint is not None else 0,
             checkpoints_kept=job.checkpoint.keep if job.checkpoint is not None else 3,
-            searches=job.checkpoint is not None,
+            searches=job.checkpoint is not None and not self.new_run,
             patience=self.patience,
         )
 

@@ -221,10 +221,11 @@ def test_a_checkpoint_that_nodes_now_write_over_is_off_the_record(every: int) ->
     assert state.checkpoints == ((origin(80),) if every == 30 else (origin(80), origin(90)))
 
 
+@pytest.mark.parametrize("searches", [True, False], ids=["", "a new run"])
 @pytest.mark.parametrize("written", [True, False])
-def test_a_rollback_looks_for_a_checkpoint_that_was_to_be_written_over(written: bool) -> None:
+def test_a_rollback_looks_for_a_checkpoint_that_was_to_be_written_over(written: bool, searches: bool) -> None:
     """Those who were to write it anew were lost before they did: the run went back further, beside a whole one."""
-    settings = replace(SETTINGS, checkpoint_every=30, searches=True)
+    settings = replace(SETTINGS, checkpoint_every=30, searches=searches)
     state, _ = after(begin(settings), *arrival("n0", 1), *arrival("n1", 2))
     state = replace(state, committed=89, checkpoints=(origin(80), origin(90)))
     state, _ = after(state, *ready(state))

@@ -19,7 +19,6 @@ from culm.coordinator import reports
 from culm.coordinator.edges import archive as archive_module
 from culm.coordinator.edges.archive import Archive
 from culm.coordinator.edges.background import Background
-from culm.coordinator.edges.coordinator_settings import CoordinatorSettings
 from culm.pipeline.checkpoints.layer_file import write_layer
 from culm.pipeline.checkpoints.manifest import File, Manifest, folder_of, write_manifest
 from culm.pipeline.identity import Identity
@@ -271,4 +270,3 @@ def test_of_a_new_run_only_what_it_has_ordered_is_found(tmp_path: Path) -> None:
         return first, then, await found(archive, told)
 
     assert asyncio.run(asyncio.wait_for(play(), 30.0)) == ([], [10], [10, 40])
-    assert CoordinatorSettings(job=job, new_run=True).decisions().searches
