@@ -16,15 +16,22 @@ def test_a_watcher_tells_each_notice_once(tmp_path: Path) -> None:
         assert notice().why == f"the file {path} exists"
 
 
+def write(path: Path, text: str) -> None:
+    """At once: between an empty file and its text the watcher may look."""
+    part = path.with_suffix(".part")
+    part.write_text(text)
+    part.replace(path)
+
+
 def test_a_deadline_that_moves_is_told_again(tmp_path: Path) -> None:
     path = tmp_path / "preempt"
-    path.write_text("2026-01-02T03:04:05Z")
+    write(path, "2026-01-02T03:04:05Z")
     with watching(*named(f"file:{path}")) as notice:
         assert notice().deadline == AT
-        path.write_text("2026-01-02T03:03:05Z")
+        write(path, "2026-01-02T03:03:05Z")
         assert notice().deadline == AT - 60.0
-        path.write_text("2026-01-02T03:03:06Z")  # a second is no news
-        path.write_text("2026-01-02T03:09:05Z")
+        write(path, "2026-01-02T03:03:06Z")  # a second is no news
+        write(path, "2026-01-02T03:09:05Z")
         assert notice().deadline == AT + 300.0
 
 
