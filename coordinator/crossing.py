@@ -103,8 +103,8 @@ def _of_gradients(stage: StagePlan, zones: Zones, parameters: Sequence[float], p
     whole, known = _Part(), _Part()
     price_of: dict[str, NodePrice] = {}
     added_up: dict[str, float] = {}
-    for place, size in enumerate(by_bucket(parameters[stage.first_layer : stage.end_layer], stage.buckets.counts)):
-        reducer = stage.reducer_at(place)
+    sizes = by_bucket(parameters[stage.first_layer : stage.end_layer], stage.buckets.counts)
+    for reducer, size in zip(stage.reducers, sizes, strict=True):
         added_up[reducer] = added_up.get(reducer, 0.0) + GRADIENT_BYTES * size
     owners = set(stage.distinct_owners)
     for node in stage.holders():

@@ -26,7 +26,7 @@ def most_sent(stages: Stages, parameters: Sequence[float], copies: int = 0) -> f
     for stage in stages:
         sizes = by_bucket(parameters[stage.first_layer : stage.end_layer], stage.buckets.counts)
         added_up = dict.fromkeys(stage.distinct_owners, 0.0)
-        for reducer, size in zip(stage.reducers(), sizes, strict=True):
+        for reducer, size in zip(stage.reducers, sizes, strict=True):
             added_up[reducer] += size
         others = (max(copies, len(added_up)) if copies else len(stage.holders())) - 1
         whole = sum(sizes)

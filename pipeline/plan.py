@@ -83,12 +83,9 @@ class StagePlan:
         """A layer's buckets, counted from the stage's first one."""
         return range(self._places[layer - self.first_layer], self._places[layer - self.first_layer + 1])
 
-    def reducer_at(self, place: int) -> str:
-        """Who adds up the bucket, counted from the stage's first one, and sends it to all other holders."""
-        return self.buckets.reducers[place] if self.buckets.reducers else self.owner
-
+    @cached_property
     def reducers(self) -> tuple[str, ...]:
-        """Who adds up each bucket."""
+        """Who adds up each of its buckets, and sends it to all other holders."""
         return self.buckets.reducers or (self.owner,) * self.bucket_count
 
     def run_by(self, node: str, standbys: tuple[Standby, ...]) -> "StagePlan":
@@ -107,10 +104,6 @@ class StagePlan:
 
     def required(self) -> tuple[str, ...]:
         """The nodes whose readiness a commit waits for: owners and hot standbys."""
-        return self._required
-
-    @cached_property
-    def _required(self) -> tuple[str, ...]:
         return (*self.distinct_owners, *(s.node for s in self.standbys if s.hot))
 
     def hot_standby(self) -> str | None:
@@ -343,7 +336,7 @@ class Plan:
 
     def reducer_of(self, stage: int, bucket: int) -> str:
         """Who adds up the bucket, of one of the stage's layers, and sends it to all other holders."""
-        return self.stages[stage].reducer_at(bucket - self._first_buckets[stage])
+        return self.stages[stage].reducers[bucket - self._first_buckets[stage]]
 
     def held_layers(self, node: str) -> list[tuple[int, int]]:
         """``(stage, layer)`` of the same, ascending."""
@@ -399,7 +392,7 @@ class Plan:
     def saved_by(self, node: str) -> tuple[int, ...]:
         """What the node writes into a checkpoint: layers that it stands by for, so that their owners compute on."""
         held = [self.stages[s] for s in self.held_by(node)]
-        writers = ((x, s.hot_standby() or s.reducer_at(s.places_of(x).start)) for s in held for x in s.layers)
+        writers = ((x, s.hot_standby() or s.reducers[s.places_of(x).start]) for s in held for x in s.layers)
         return tuple(layer for layer, writer in writers if writer == node)
 
     def exposed(self) -> tuple[int, ...]:

@@ -125,6 +125,6 @@ class Checkpoints:
             self._node.after_event()
 
     def checkpoint_bad(self, era: int, origin: Origin, why: str) -> None:
-        with self._node.changed:  # as above
+        with self._node.changed:  # as in ``saved``
             self._bad = (era, attend_messages.checkpoint_bad(origin, why))
             self._report(self._bad[1])

@@ -70,8 +70,7 @@ def _inputs_named(job: Job, section: Section, inputs: Sequence[Pytree]) -> Itera
         read_as = getattr(dataset_of(job, section), "read_as", "")
         whence = f" (from {read_as})" if isinstance(read_as, str) and read_as else ""
         what = f"{error.what}; the input has whole numbers from {least} to {most}{whence}"
-        mend = "make the embedding larger than the largest index: a vocabulary, or a table of positions"
-        mend += ", for which the sequence may be too long"
+        mend = "make the vocabulary larger than the largest one; if it is, a table of positions may be too short"
         raise JobError(what, error.where, f"{mend}{', or the dtype it is read as' if whence else ''}") from error
 
 

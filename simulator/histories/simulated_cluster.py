@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -326,7 +327,9 @@ class Cluster:
             # Only checkpoints may know of the run: the process ends, and is started again (``edges.leader``).
             self.clock.after(PAUSE, lambda: self.lead(above))
             return
-        self.leaders.append(Leader(self, self.redis, self._settings, above))
+        # The first one is started with --new-run, and looks for no checkpoints of before (``coordinator_settings``).
+        settings = self._settings if self.leaders else replace(self._settings, searches=False)
+        self.leaders.append(Leader(self, self.redis, settings, above))
 
     def reachable_leader(self, node: Node) -> Leader | None:
         """Any living one: a node does not know which is the newest."""

@@ -79,7 +79,7 @@ class GridWork:
         for stage in stages if self.parameters else ():
             sizes = by_bucket(self.parameters[stage.first_layer : stage.end_layer], stage.buckets.counts)
             adds_up = dict.fromkeys(stage.distinct_owners, 0.0)
-            for reducer, size in zip(stage.reducers(), sizes, strict=True):
+            for reducer, size in zip(stage.reducers, sizes, strict=True):
                 adds_up[reducer] += size
             others, whole = len(stage.holders()) - 1, sum(sizes)
             pipelines: dict[str, list[int]] = {}

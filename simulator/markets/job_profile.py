@@ -103,7 +103,7 @@ class Profile:
         for stage in stages:
             for x in stage.layers:
                 places = stage.places_of(x)
-                for reducer in map(stage.reducer_at, places):
+                for reducer in stage.reducers[places.start : places.stop]:
                     away = [node for node in stage.holders() if apart(zones, reducer, node)]
                     times = len(away) + sum(node in stage.owners for node in away)
                     sent += times * GRADIENT_BYTES * self.layers[x].parameters // len(places)

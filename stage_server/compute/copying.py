@@ -53,27 +53,24 @@ def try_copying(make: Make, like: Iterable[torch.Tensor], name: str, device: Dev
             module.register_parameter(f"p{i}", nn.Parameter(values.to(dtype).to(device.place)))
         return HeldLayer(0, module, make(list(module.parameters())), device)
 
-    try:
+    # Some want a gradient of every parameter in every step, which most models give: torch's fused SGD with momentum.
+    for with_gaps in (True, False):
         try:
-            _try_all(layer, shapes, name, with_gaps=True)
+            _try(layer, shapes, name, with_gaps)
+            _try_apart(layer, shapes, name, with_gaps)
+            return
         except JobError:
             raise
-        except RAISED:  # as torch's fused SGD with momentum, unless every parameter always has a gradient
-            _try_all(layer, shapes, name, with_gaps=False)
-    except JobError:
-        raise
-    except RAISED as error:
-        raise _refusal(name, f"it raised {described(error)}") from error
-
-
-def _try_all(layer: Callable[..., HeldLayer], shapes: Shapes, name: str, with_gaps: bool) -> None:
-    """``with_gaps``: some parameters have no gradient in some steps."""
-    _try(layer, shapes, name, with_gaps)
-    _try_apart(layer, shapes, name, with_gaps)
+        except RAISED as error:
+            if not with_gaps:
+                raise _refusal(name, f"it raised {described(error)}") from error
 
 
 def _try_apart(layer: Callable[..., HeldLayer], shapes: Shapes, name: str, with_gaps: bool) -> None:
-    """Each layer has an optimizer of its own, so that it can be held anywhere; one process alone has one for all."""
+    """Each layer has an optimizer of its own, so that it can be held anywhere; one process alone has one for all.
+
+    ``with_gaps``: now and then one of the layers has no gradient.
+    """
     both, each = layer(2), [layer(), layer()]
     generator = torch.Generator().manual_seed(0)
     for step in range(APART):

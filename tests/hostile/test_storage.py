@@ -1,5 +1,6 @@
 """Real processes and real files: a checkpoint that cannot be written is said, at the start or once later."""
 
+import errno
 import os
 import shutil
 import subprocess
@@ -15,7 +16,7 @@ import torch
 from culm.local import last_checkpoint
 from culm.local.cluster import LocalCluster
 from culm.local.training import train
-from culm.pipeline.checkpoints.storage import probe
+from culm.pipeline.checkpoints.storage import probe, put
 from culm.pipeline.errors import JobError, StorageAway
 from culm.pipeline.job import Job, load_job
 from culm.pipeline.tensors.values import Value
@@ -246,3 +247,17 @@ def test_a_coordinator_whose_storage_is_away_is_started_again_by_its_supervisor(
     ended = as_process(*words, "--set", "checkpoint.url=ck", "--set", "checkpoint.every=2", folder=tmp_path)
     assert ended.code == 1, ended.err
     assert "culm coordinator: checkpoint url ck: it cannot be read" in ended.err.splitlines()[-1]
+
+
+def test_a_file_whose_mount_refuses_a_rename_stays_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was copied over in place, so a kill or a full disk could leave half of it under its name."""
+    put(str(tmp_path), "a", [b"whole"])
+
+    def refused(source: str, target: str) -> None:
+        raise OSError(errno.EIO, "input/output error")
+
+    monkeypatch.setattr(os, "rename", refused)
+    monkeypatch.setattr(os, "replace", refused)
+    with pytest.raises(OSError, match="input/output error"):
+        put(str(tmp_path), "a", [b"another one"])
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"a": b"whole"}

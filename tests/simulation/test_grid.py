@@ -80,6 +80,11 @@ def test_histories_of_the_grid_that_failed_once(seed: int, why: str) -> None:
     history_of_the_grid(seed).run()
 
 
+def test_a_new_run_finds_the_checkpoint_that_it_has_ordered_itself() -> None:
+    """It began from the initial state, since whoever begins with --new-run was to look for no checkpoint."""
+    history_of_the_grid(1258, storage=2, checkpoint_every=1).run()
+
+
 @pytest.mark.parametrize("fifty", range(40 if SOAK else 1))
 def test_on_cards_whose_results_come_home_later_the_history_ends_exact(fifty: int) -> None:
     """A plan may take the duty away in between, or a commit end the step."""

@@ -72,7 +72,7 @@ LARGE = (100.0 * LEAST, 1.0, 4.0 * LEAST)  # the first layer has most of the sta
 def test_every_owner_of_a_large_layer_adds_up_its_part(nodes: int) -> None:
     (stage,) = place([f"n{i}" for i in range(nodes)], LARGE, 1, copies=2, pipelines=8)
     assert stage.buckets.counts == (8, 1, 4)
-    of_first = Counter(stage.reducer_at(p) for p in stage.places_of(0))
+    of_first = Counter(stage.reducers[p] for p in stage.places_of(0))
     assert set(of_first.values()) <= {8 // nodes, 8 // nodes + 1}
     # As a ring all-reduce, where the buckets divide evenly.
     predicted, ring = most_sent((stage,), LARGE), GRADIENT_BYTES * sum(LARGE) * 2 * (nodes - 1) / nodes

@@ -1,6 +1,5 @@
 """Checkpoints: bit for bit there and back, refused when a bit is off, and readable by plain PyTorch."""
 
-import errno
 import json
 import math
 import os
@@ -164,20 +163,6 @@ def test_a_writer_that_is_killed_tears_no_file_of_a_complete_checkpoint(tmp_path
     assert subprocess.run(words, env=environment, timeout=60).returncode == -signal.SIGKILL
     assert len(list(tmp_path.rglob("*.part"))) == 1, "the writer got as far as to leave something behind"
     assert problems(folder_of(url, 50), manifest) == []
-
-
-def test_a_file_whose_mount_refuses_a_rename_stays_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was copied over in place, so a kill or a full disk could leave half of it under its name."""
-    put(str(tmp_path), "a", [b"whole"])
-
-    def refused(source: str, target: str) -> None:
-        raise OSError(errno.EIO, "input/output error")
-
-    monkeypatch.setattr(os, "rename", refused)
-    monkeypatch.setattr(os, "replace", refused)
-    with pytest.raises(OSError, match="input/output error"):
-        put(str(tmp_path), "a", [b"another one"])
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"a": b"whole"}
 
 
 def flip(data: bytes) -> bytes:
