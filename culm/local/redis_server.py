@@ -224,8 +224,8 @@ class EmbeddedRedis:
                 code = process.wait(PAUSE_SECONDS)
             except subprocess.TimeoutExpired:
                 continue
-            said = self._log.read_text(encoding="utf-8", errors="replace").strip()
-            raise RedisEnded(f"redis-server ended with code {code}: {said[-500:]}; see {self._log}")
+            said = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            raise RedisEnded(f"redis-server ended with code {code}: {said[-1][-500:] if said else ''}; see {self._log}")
         raise RedisUnavailable(
             f"the embedded Redis did not answer within {self._patience:g} s; see {self._log}, "
             "or name a running Redis with --redis URL"
