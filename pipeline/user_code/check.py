@@ -70,8 +70,10 @@ def _inputs_named(job: Job, section: Section, inputs: Sequence[Pytree]) -> Itera
         read_as = getattr(dataset_of(job, section), "read_as", "")
         whence = f" (from {read_as})" if isinstance(read_as, str) and read_as else ""
         what = f"{error.what}; the input has whole numbers from {least} to {most}{whence}"
-        mend = "make the vocabulary larger than the largest one; if it is, a table of positions may be too short"
-        raise JobError(what, error.where, f"{mend}{', or the dtype it is read as' if whence else ''}") from error
+        mend = "make the vocabulary larger than the largest one, or correct the data"
+        mend += ", or the dtype it is read as" if whence else ""
+        mend += "; if it is larger, a table of positions may be shorter than the input"
+        raise JobError(what, error.where, mend) from error
 
 
 def _microbatches(job: Job, section: Section, keys: Sequence[Key]) -> list[tuple[Pytree, Pytree]]:
