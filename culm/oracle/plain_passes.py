@@ -10,7 +10,7 @@ from culm.pipeline.job import Job
 from culm.pipeline.tensors.gradients import own_gradients
 from culm.pipeline.tensors.layout import copy_of
 from culm.pipeline.tensors.lazy import between_layers
-from culm.pipeline.tensors.pytrees import mapped
+from culm.pipeline.tensors.pytrees import Pytree, mapped
 from culm.pipeline.user_code.data import microbatches_of
 from culm.pipeline.user_code.devices import device_of
 from culm.pipeline.user_code.forwards import precision_of
@@ -65,7 +65,7 @@ class ChainPasses:
                 with self._precision():
                     for place, layer in enumerate(model):
                         seed_all(stream_seed(job.job.seed, step, pipeline, index, place))
-                        x = between_layers(layer(x))
+                        x = self._given(between_layers(layer(x)))
                     returned = self._loss(x, target)
                     with torch.no_grad():
                         told = {
@@ -88,6 +88,12 @@ class ChainPasses:
             made.gradients.append([parameter.grad for parameter in self._parameters])
             made.after.append(buffers_of(model))
         return made
+
+    def _given(self, y: Pytree) -> Pytree:
+        """What the next layer takes, or the loss. Where a layer runs again for its backward, it may write into that:
+        nobody reads there any more.
+        """
+        return mapped(copy_of, y) if self._job.train.activation_checkpointing else y
 
 
 def buffers_of(model: list[torch.nn.Module]) -> Buffers:

@@ -59,18 +59,6 @@ def names_buffer_twice(layer: str, buffer: str) -> JobError:
     return JobError(what, "model.layers", "use it by its one name, and take views of it within the forward")
 
 
-def writes_into_overlapping(name: str, where: str) -> JobError:
-    """The error for an input that is written in place, and two of whose tensors lie in one piece of memory."""
-    what = f"{name} writes into its input, two tensors of which share memory: elsewhere they are two copies"
-    return JobError(what, where, "hand on a copy (clone()) of one of them, or write nothing in place")
-
-
-def writes_into_buffer(name: str, buffer: str, where: str) -> JobError:
-    """The error for an input that is written in place, and is a buffer of a layer before as well."""
-    what = f"{name} writes into its input, which {buffer} keeps: whether it sees that depends on where the model is cut"
-    return JobError(what, where, "keep a copy in the buffer (detach().clone()), or write nothing in place")
-
-
 def reads_late(name: str, part: str, where: str) -> JobError:
     """The error for a backward that finds in the module what a later forward has left. ``part``: the gradient."""
     what = f"{name} gives another {part} once a later forward has run: its backward reads what forwards keep in it"

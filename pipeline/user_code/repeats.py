@@ -48,14 +48,11 @@ from culm.pipeline.user_code.refusals import (
     begins_with_nan,
     changes_parameter,
     reads_late,
-    writes_into_buffer,
-    writes_into_overlapping,
 )
 from culm.pipeline.user_code.sharing import kept_between, tensors_of
 from culm.pipeline.user_code.streams import seed_all, stream_seed
 from culm.pipeline.user_code.trial import (
     Bits,
-    Memory,
     Ran,
     Trial,
     Written,
@@ -65,6 +62,7 @@ from culm.pipeline.user_code.trial import (
     refuse_loss,
     run_backward,
 )
+from culm.pipeline.user_code.writing import NOBODY, Giver, Sharers
 
 TRIES = 8  # a layer may leave itself out by chance, as LayerDrop does
 MEND = "let it depend on its input, parameters, buffers and the seeded generators alone; a count may be a buffer"
@@ -98,8 +96,7 @@ def _first_sweep(source: ModelSource, job: Job, a: Sample, b: Sample) -> Firsts:
     """What each layer gives first, and last the loss."""
     trained = False  # whether a layer so far has parameters to train
     firsts: Firsts = []
-    kept = ""  # the buffer that lies in the memory of A, in words
-    overlaps = False  # whether two tensors of A lie in one piece of memory
+    sharers = NOBODY  # of A's memory
     given_nan, made_nan = _has_nan(a.x), ""  # whether A's samples have a NaN; else the first layer that returns one
     for index in range(source.layer_count):
         layer = _build(source, index)
@@ -111,12 +108,9 @@ def _first_sweep(source: ModelSource, job: Job, a: Sample, b: Sample) -> Firsts:
         before = attributes_of(layer)
         again = trial.run_exchanged(a.x, a.seed(job, index), of_a.bits)
         after = attributes_of(layer)
-        if kept and of_a.memory.written:
-            raise writes_into_buffer(name, kept, "model.layers")
-        if overlaps and of_a.memory.written:
-            raise writes_into_overlapping(name, "model.layers")
-        kept = _kept(name, of_a.memory, kept)
-        overlaps = of_a.memory.overlapping or (overlaps and of_a.memory.passed_on)
+        sharers.refuse_writing(name, of_a.memory.written, "model.layers")
+        giver = Giver(name, partial(_needs_output, source, job, index, trained, a, of_a.bits))
+        sharers = sharers.after(giver, len(tensors_in(of_a.output)), of_a.memory)
         if not of_a.reached:
             seeds = [stream_seed(job.job.seed, step, 0, 0, index) for step in range(1, TRIES)]
             _try_for_a_gradient(trial, name, trained, a.x, seeds)
@@ -132,7 +126,7 @@ def _first_sweep(source: ModelSource, job: Job, a: Sample, b: Sample) -> Firsts:
         what = "no layer has a parameter that requires a gradient: there is nothing to train"
         raise JobError(what, f"model.layers, {job.model.layers}", "leave some of them unfrozen")
     of_b_bits = _run_loss(source, job, b)
-    forward_of_a = _loss_forward(source, job, a, kept, overlaps)
+    forward_of_a = _loss_forward(source, job, a, sharers)
     if not given_nan and job.train.nonfinite == "stop" and not forward_of_a.value.isfinite().all():
         # A layer's NaN alone is no mistake: the next one may replace it, or the loss leave it out.
         raise begins_with_nan(made_nan, float(forward_of_a.value))
@@ -168,11 +162,6 @@ def _has_nan(tree: Pytree) -> bool:
     return any(bool(tensor.isnan().any()) for tensor in numbers)
 
 
-def _kept(name: str, memory: Memory, before: str) -> str:
-    """The buffer that lies in the memory of a layer's output, in words. ``before``: the one in its input's."""
-    return f"the buffer {memory.kept} of {name}" if memory.kept else before if memory.passed_on else ""
-
-
 def _new_trial(source: ModelSource, job: Job, index: int, trained: bool) -> tuple[str, Trial]:
     layer = source.build(index)
     name = _name(layer, index)
@@ -182,6 +171,14 @@ def _new_trial(source: ModelSource, job: Job, index: int, trained: bool) -> tupl
 def _alone(source: ModelSource, job: Job, index: int, trained: bool, sample: Sample) -> Bits:
     """What the layer, built anew, gives without another forward before its backward."""
     return _new_trial(source, job, index, trained)[1].run(sample.x, sample.seed(job, index), backward=True).bits
+
+
+def _needs_output(
+    source: ModelSource, job: Job, index: int, trained: bool, sample: Sample, undisturbed: Bits, places: frozenset[int]
+) -> bool:
+    """Of the layer, built anew: nobody keeps it until the next one turns out to write."""
+    trial = _new_trial(source, job, index, trained)[1]
+    return trial.needs_output(sample.x, sample.seed(job, index), undisturbed, places)
 
 
 def _name(layer: nn.Module, index: int) -> str:
@@ -222,10 +219,8 @@ def _run_loss(source: ModelSource, job: Job, sample: Sample) -> Bits:
     return _loss_backward(job, _loss_forward(source, job, sample))
 
 
-def _loss_forward(source: ModelSource, job: Job, sample: Sample, kept: str = "", overlaps: bool = False) -> "_Loss":
-    """The loss, and the output that it is taken of. ``kept``: a buffer that lies in that output's memory;
-    ``overlaps``: whether two of its tensors lie in one piece of memory.
-    """
+def _loss_forward(source: ModelSource, job: Job, sample: Sample, sharers: Sharers = NOBODY) -> "_Loss":
+    """The loss, and the output that it is taken of. ``sharers``: of that output's memory."""
     output = leaf_of(sample.x, True)
     seed_all(sample.seed(job, source.layer_count))  # a node's loss goes on from the last layer: also a seed of its own
     given = mapped(torch.clone, output)  # it may write into both
@@ -241,9 +236,7 @@ def _loss_forward(source: ModelSource, job: Job, sample: Sample, kept: str = "",
     tally = tally_of(loss, counts)
     with precision_of(job)():
         measured = Metrics(job.train.metrics, "train").numbers(given, sample.target, job.data.microbatch)
-    if (kept or overlaps) and inputs.since(output):
-        where = "train.loss"
-        raise writes_into_buffer("the loss", kept, where) if kept else writes_into_overlapping("the loss", where)
+    sharers.refuse_writing("the loss", inputs.since(output), "train.loss")
     return _Loss(loss, tally, measured, tensors_in(output))
 
 

@@ -7,8 +7,8 @@ numbers that a backward draws.
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import combinations
-from typing import Any, NamedTuple
+from itertools import combinations, product
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,17 +34,9 @@ from culm.pipeline.user_code.refusals import (
     uses_stranger,
 )
 from culm.pipeline.user_code.streams import drawn_between, generator_states, seed_all
+from culm.pipeline.user_code.writing import Memory
 
 Bits = dict[str, str]  # of what a run gave, by its name in words: an output's, a gradient's, a buffer's
-
-
-class Memory(NamedTuple):
-    """What a forward did with its input's and its output's memory. ``kept``: a buffer that lies in the output's."""
-
-    written: bool  # the input's
-    passed_on: bool  # the input's: the output lies there
-    kept: str
-    overlapping: bool  # the output's: two of its tensors lie in one piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +107,24 @@ class Trial:
             raise names_buffer_twice(self._name, next(one, ", ".join(self._built)))
         return ran
 
+    def needs_output(self, x: Pytree, seed: int, undisturbed: Bits, places: frozenset[int]) -> bool:
+        """Whether the backward reads what the forward gave at one of these, so that nobody may write there in between.
+
+        undisturbed: what it gave where nobody did.
+        """
+        if self._forwards.runs_again:  # what comes next is given a copy
+            return False
+        self._drop_gradients()
+        forward = self._forward(x, seed, ())
+        try:
+            with torch.no_grad():
+                for place in places:
+                    forward.y[place].zero_()
+            self._backward(forward, f"the backward of {self._name}")
+        except (RuntimeError, JobError):  # torch has counted a version, or lets nobody write there at all
+            return True
+        return self._bits(forward) != undisturbed
+
     def _drop_gradients(self) -> None:
         for parameter in self._parameters.values():
             parameter.grad = None
@@ -136,14 +146,16 @@ class Trial:
         return Forward(tensors_in(leaf), outputs, output, self._bits_of_buffers(), memory)
 
     def _memory(self, inputs: "Written", leaf: Pytree, outputs: Sequence[torch.Tensor]) -> Memory:
-        return Memory(
-            inputs.since(leaf),
-            any(in_one_memory(one, other) for one in inputs.tensors for other in outputs),
-            next(
-                (n for n, b in self._layer.named_buffers() if any(in_one_memory(b, tensor) for tensor in outputs)), ""
-            ),
-            any(in_one_memory(one, other) for one, other in combinations(outputs, 2)),
-        )
+        own = [
+            *((f"the buffer {name}", buffer) for name, buffer in self._layer.named_buffers()),
+            *((f"the parameter {name}", parameter) for name, parameter in self._parameters.items()),
+        ]
+        there = [
+            (i, j) for (i, x), (j, y) in product(enumerate(inputs.tensors), enumerate(outputs)) if in_one_memory(x, y)
+        ]
+        kept = {i: name for i, y in enumerate(outputs) for name, tensor in own if in_one_memory(tensor, y)}
+        overlapping = [(i, j) for (i, x), (j, y) in combinations(enumerate(outputs), 2) if in_one_memory(x, y)]
+        return Memory(inputs.since(leaf), frozenset(there), kept, frozenset(overlapping))
 
     def _memory_alone(self, leaf: Pytree, seed: int) -> Memory | None:
         """Of a forward that is run once: one that is to be run again is given a copy. None where it raises."""
@@ -305,17 +317,21 @@ def leaf_of(x: Pytree, wants_gradient: bool) -> Pytree:
 
 
 class Written:
-    """Whether user code changes the tensors that it is given."""
+    """Which of the tensors that it is given user code changes."""
 
     def __init__(self, given: Pytree) -> None:
         self.tensors = tensors_in(given)
         self._versions = [tensor._version for tensor in self.tensors]
 
-    def since(self, before: Pytree) -> bool:
-        """``before``: the same tensors, which it was not given."""
-        if [tensor._version for tensor in self.tensors] != self._versions:
-            return True
-        return not all(map(same_bits, self.tensors, tensors_in(before)))  # writes through .data count no version
+    def since(self, before: Pytree) -> frozenset[int]:
+        """By place. ``before``: the same tensors, which it was not given."""
+        return frozenset(
+            place
+            for place, (tensor, version, old) in enumerate(
+                zip(self.tensors, self._versions, tensors_in(before), strict=True)
+            )
+            if tensor._version != version or not same_bits(tensor, old)  # writes through .data count no version
+        )
 
 
 def bits_of(name: str, tree: Pytree) -> Bits:

@@ -140,6 +140,109 @@ def test_one_that_writes_only_now_and_then_is_refused_by_name() -> None:
         train(job, (1,), False)
 
 
+class Exponential(torch.autograd.Function):
+    """Keeps its output where autograd counts no version."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.kept = x.exp().detach()
+        return ctx.kept.view_as(ctx.kept)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0] * ctx.kept
+
+
+class Unseen(nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        return Exponential.apply(x)
+
+
+class Bias(nn.Module):
+    """Hands on a view of its parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.randn(1, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.bias.expand_as(x[:1])
+
+
+def loss_in_place(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(output.mul_(2.0), target)
+
+
+def after_sigmoid() -> list[nn.Module]:
+    return [nn.Linear(8, 8), nn.Sigmoid(), nn.ReLU(inplace=True), nn.Linear(8, 4)]
+
+
+def behind_a_view() -> list[nn.Module]:
+    return [
+        nn.Linear(8, 8),
+        nn.Softmax(-1),
+        nn.Unflatten(1, (2, 4)),
+        nn.ReLU(inplace=True),
+        nn.Flatten(),
+        nn.Linear(8, 4),
+    ]
+
+
+def after_half() -> list[nn.Module]:
+    return [nn.Linear(8, 8), Half(), nn.ReLU(inplace=True), nn.Linear(4, 4)]
+
+
+class Half(nn.Module):
+    """One of several views that an operation gives: torch lets nobody write into it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.chunk(2, dim=1)[0]
+
+
+def unseen() -> list[nn.Module]:
+    return [nn.Linear(8, 8), Unseen(), nn.ReLU(inplace=True), nn.Linear(8, 4)]
+
+
+def of_a_parameter() -> list[nn.Module]:
+    return [Bias(), nn.ReLU(inplace=True), nn.Linear(8, 4)]
+
+
+def sigmoid_last() -> list[nn.Module]:
+    return [nn.Linear(8, 4), nn.Sigmoid()]
+
+
+@pytest.mark.parametrize(
+    ("layers", "said"),
+    [
+        ("after_sigmoid", r"layer 2 \(ReLU\) .* which the backward of layer 1 \(Sigmoid\) needs as it was"),
+        ("behind_a_view", r"layer 3 \(ReLU\) .* which the backward of layer 1 \(Softmax\) needs as it was"),
+        ("after_half", r"layer 2 \(ReLU\) .* which the backward of layer 1 \(Half\) needs as it was"),
+        ("unseen", r"layer 2 \(ReLU\) .* which the backward of layer 1 \(Unseen\) needs as it was"),
+        ("of_a_parameter", r"layer 1 \(ReLU\) .* which the parameter bias of layer 0 \(Bias\) keeps"),
+    ],
+)
+def test_one_that_writes_over_what_a_backward_needs_is_refused_before_the_start(layers: str, said: str) -> None:
+    """Cut between the two the run would go on, until it is cut elsewhere; all but one end with an error then."""
+    with pytest.raises(JobError, match=said):
+        check_job(job_of(layers))
+
+
+def test_a_loss_that_writes_over_what_the_last_backward_needs_is_refused_before_the_start() -> None:
+    job = job_of("sigmoid_last")
+    train_section = job.train.model_copy(update={"loss": f"{__name__}:loss_in_place"})
+    with pytest.raises(JobError, match=r"the loss writes .* which the backward of layer 1 \(Sigmoid\) needs as it was"):
+        check_job(job.model_copy(update={"train": train_section}))
+
+
+def test_with_activation_checkpointing_the_next_layer_is_given_a_copy() -> None:
+    job = job_of("after_sigmoid")
+    job = job.model_copy(update={"train": job.train.model_copy(update={"activation_checkpointing": True})})
+    check_job(job)
+    plain = run_plain(job).sha256
+    for cuts in ((), (1,), (2,), (1, 2, 3)):
+        assert train(job, cuts, False) == plain, f"cut at {cuts}"
+
+
 class Halving(torch.optim.SGD):
     """Writes into the gradients that it is given: where autograd looks, or where not even the version is counted."""
 
