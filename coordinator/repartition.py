@@ -26,7 +26,7 @@ from culm.coordinator.remembering import remembering
 from culm.coordinator.shapes import Shape
 from culm.coordinator.step_cost import Estimate, Rates, Situation, estimate, least_cost, noisy_rates, rates
 from culm.coordinator.zone_places import most_apart
-from culm.coordinator.zones import in_several_zones, several
+from culm.coordinator.zones import in_several_zones, in_turns, several
 from culm.pipeline.counting import STEPS, counted, of_chunks
 from culm.pipeline.plan import Stages
 
@@ -151,16 +151,16 @@ class _Found:
 def _in_time(order: Sequence[str], stages: Stages, situation: Situation, nominal: Rates) -> _Found | None:
     """The best shape of all nodes, or of so many that state moves to them before the next one is likely lost."""
     owners = {owner for stage in stages for owner in stage.distinct_owners}
-    count = len(order)
+    kept = [name for name in order if name in owners]
+    others = in_turns((name for name in order if name not in owners), situation.zones)
+    count = len(others)
     asked = replace(situation, seconds_to_next_lost=0.0)  # the best shape is the best however long it lasts
     found = _best(tuple(order), stages, asked, nominal)
-    while found and _move(found.stages, stages, situation).seconds > situation.seconds_to_next_lost:
-        kept = sum(name in owners for name in order)
-        if count - kept < 2:
-            break
-        count = kept + (count - kept) // 2
-        fewer = replace(asked, nodes=tuple(name for name in situation.nodes if name in set(order[:count])))
-        found = _best(tuple(order[:count]), stages, fewer, nominal)
+    while found and _move(found.stages, stages, situation).seconds > situation.seconds_to_next_lost and count > 1:
+        count //= 2
+        taken = {*kept, *others[:count]}
+        fewer = replace(asked, nodes=tuple(name for name in situation.nodes if name in taken))
+        found = _best(tuple(name for name in order if name in taken), stages, fewer, nominal)
     return found
 
 

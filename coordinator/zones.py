@@ -43,6 +43,14 @@ def first_of_several(nodes: Sequence[str], count: int, zones: Zones) -> list[str
     return chosen
 
 
+def in_turns(nodes: Iterable[str], zones: Zones) -> list[str]:
+    """The first node of each zone, then the second of each, and so on; within a zone the order stays."""
+    groups: dict[str, list[str]] = {}
+    for node in nodes:
+        groups.setdefault(zones.get(node, ""), []).append(node)
+    return [n for one_of_each in zip_longest(*groups.values()) for n in one_of_each if n is not None]
+
+
 def ring(nodes: Sequence[str], zones: Zones, count: int, crossing: bool) -> list[str]:
     """``count`` of the nodes in the order in which they own stages, as few as can be next to their own zone.
 
@@ -57,8 +65,8 @@ def ring(nodes: Sequence[str], zones: Zones, count: int, crossing: bool) -> list
         return list(nodes[:count])
     if not crossing:
         return [n for group in sorted(groups.values(), key=len, reverse=True) for n in group][:count]
-    rounds = [n for one_of_each in zip_longest(*groups.values()) for n in one_of_each if n is not None]
-    chosen = [[n for n in group if n in rounds[:count]] for group in groups.values()]
+    taken = set(in_turns(nodes, zones)[:count])
+    chosen = [[n for n in group if n in taken] for group in groups.values()]
     listed = [n for group in sorted(chosen, key=len, reverse=True) for n in group]
     # Every second place first: two of a zone meet only if it has more than half of all.
     places = [*range(0, count, 2), *range(1, count, 2)]

@@ -185,8 +185,12 @@ def check_zones(before: co.State, state: co.State, zones: Mapping[str, str]) -> 
     chosen = plan.stages if begins else plan.target if old is None or plan.target != old.target else ()
     if any(len(stage.distinct_owners) == 1 for stage in chosen):
         return
-    # Of the nodes that were there a beginning may have passed over some, for lack of memory.
-    nodes = {n for stage in chosen for n in stage.distinct_owners} if begins else usable(state)
+    # Of the nodes that were there a beginning may have passed over some, for lack of memory. A target may leave out
+    # half of the newcomers or more, where state would not move to all of them before the next one is lost.
+    nodes, there = {n for stage in chosen for n in stage.distinct_owners}, set(usable(state))
+    if old is not None and not begins:
+        known = {n for stage in old.stages for n in stage.distinct_owners}
+        nodes = nodes if len(nodes - known) <= len(there - known) // 2 else there
     apart = sum(len({zones[n] for n in stage.distinct_owners if zones.get(n)}) > 1 for stage in chosen)
     most = most_apart(Counter(zones.get(n, "") for n in nodes), len(chosen))
     assert apart >= most, f"of {len(chosen)} stages {apart} have owners in two zones, and {most} could have"

@@ -85,6 +85,11 @@ def test_a_new_run_finds_the_checkpoint_that_it_has_ordered_itself() -> None:
     history_of_the_grid(1258, storage=2, checkpoint_every=1).run()
 
 
+def test_a_target_of_some_newcomers_alone_is_as_far_apart_as_these_can_be() -> None:
+    """State would not have moved to all three in time; of the one in another zone more was asked than it could do."""
+    history_of_the_grid(1759, storage=2, checkpoint_every=1).run()
+
+
 @pytest.mark.parametrize("fifty", range(40 if SOAK else 1))
 def test_on_cards_whose_results_come_home_later_the_history_ends_exact(fifty: int) -> None:
     """A plan may take the duty away in between, or a commit end the step."""

@@ -159,3 +159,14 @@ def test_a_run_grows_in_parts_where_nodes_are_lost_before_all_could_be_seeded() 
     assert sizes == sorted(sizes)
     assert sizes[0] > 4
     assert len(sizes) > 1
+
+
+def test_where_some_newcomers_alone_can_be_seeded_in_time_every_zone_gives_some() -> None:
+    """The first 14 are in the zone of the owners: one outage would take all copies, though others are there."""
+    zones = {name: "a" if i < 18 else "b" for i, name in enumerate(MANY.nodes)}
+    stages = place(MANY.nodes[:4], MANY.layer_costs, 4, copies=1, pipelines=8)
+    proposal = propose(stages, replace(MANY, copies=1, seconds_to_next_lost=40.0, zones=zones))
+    assert proposal is not None
+    owners = {owner for stage in proposal[0] for owner in stage.distinct_owners}
+    assert len(owners) < 18
+    assert {zones[owner] for owner in owners} == {"a", "b"}
