@@ -17,7 +17,7 @@ from culm.local.clusters import KEEPER, Process, Record
 from culm.pipeline import private
 from culm.pipeline.errors import JobError
 
-START_SECONDS = 60.0
+START_SECONDS = 120.0  # as long as the keeper waits
 UI_SECONDS = 20.0
 POLL_SECONDS = 0.05
 

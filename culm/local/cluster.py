@@ -27,7 +27,7 @@ from culm.terminal.outcome import RunFailed
 
 launcher_log = logging.getLogger("culm.cluster")
 
-START_SECONDS = 30.0
+START_SECONDS = 120.0  # on a machine where much else begins; one that ends is seen at once
 TRACKED_STOP_SECONDS = 15.0  # for a coordinator whose trackers have numbers to write
 USUAL_ADDRESS = f"{default_ports.COORDINATOR},127.0.0.1:0"  # where `culm status` asks; any port if that is taken
 LISTENING = re.compile(rb"^culm coordinator listening on (\S+)$", re.MULTILINE)
