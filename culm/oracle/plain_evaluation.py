@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from culm.pipeline.job import Job
+from culm.pipeline.tensors.as_sent import between_layers
 from culm.pipeline.tensors.layout import copy_of
-from culm.pipeline.tensors.lazy import between_layers
 from culm.pipeline.tensors.pytrees import mapped
 from culm.pipeline.user_code.data import EvaluatedMicrobatches
 from culm.pipeline.user_code.devices import device_of

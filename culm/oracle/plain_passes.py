@@ -7,9 +7,9 @@ import torch
 
 from culm.oracle.plain_evaluation import pair_of
 from culm.pipeline.job import Job
+from culm.pipeline.tensors.as_sent import between_layers
 from culm.pipeline.tensors.gradients import own_gradients
 from culm.pipeline.tensors.layout import copy_of
-from culm.pipeline.tensors.lazy import between_layers
 from culm.pipeline.tensors.pytrees import Pytree, mapped
 from culm.pipeline.user_code.data import microbatches_of
 from culm.pipeline.user_code.devices import device_of

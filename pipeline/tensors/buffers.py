@@ -7,6 +7,8 @@ from collections import defaultdict, deque
 import numpy as np
 import numpy.typing as npt
 
+from culm.pipeline.tensors.layout import ALIGNMENT
+
 Bytes = npt.NDArray[np.uint8]
 Memory = bytearray | mmap.mmap
 
@@ -26,8 +28,8 @@ class Buffers:
         self._free: dict[int, deque[Memory]] = defaultdict(deque)  # by size
 
     def take(self, size: int) -> Bytes:
-        """[size], with anything in it."""
-        whole = -(-size // SMALLEST) * SMALLEST
+        """[size], with anything in it, at an address where torch would put a tensor."""
+        whole = -(-size // SMALLEST) * SMALLEST + (ALIGNMENT if size < BY_PAGE else 0)
         try:  # one atomic pop: between asking and taking another thread could come
             memory = self._free[whole].pop()
             self._unused -= whole
@@ -35,7 +37,8 @@ class Buffers:
             memory = (
                 bytearray(whole) if whole < BY_PAGE else mmap.mmap(-1, whole, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             )
-        array = np.frombuffer(memory, np.uint8, size)
+        start = -np.frombuffer(memory, np.uint8).ctypes.data % ALIGNMENT
+        array = np.frombuffer(memory, np.uint8, size, start)
         weakref.finalize(array, self._give_back, memory).atexit = False
         return array
 

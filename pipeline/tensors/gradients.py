@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import torch
 
-from culm.pipeline.tensors.lazy import in_memory
+from culm.pipeline.tensors.as_sent import as_sent
 
 
 def own_gradients(parameters: Iterable[torch.nn.Parameter], others: Iterable[torch.Tensor] = ()) -> None:
@@ -28,7 +28,7 @@ def own_gradients(parameters: Iterable[torch.nn.Parameter], others: Iterable[tor
         if gradient is None or gradient.layout != torch.strided or not gradient.numel():
             continue
         memory = gradient.untyped_storage().data_ptr()
-        own = gradient.clone() if memory in taken else in_memory(gradient)
+        own = gradient.clone() if memory in taken else as_sent(gradient)
         if own is not gradient:
             parameter.grad = own
         taken.add(memory)

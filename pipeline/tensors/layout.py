@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+ALIGNMENT = 64  # bytes: at multiples of it torch gives memory; see ``as_sent``
+
 
 def strides_of(tensor: torch.Tensor) -> tuple[int, ...]:
     """In elements, a dimension each; empty where they are those of a tensor that was made in order."""

@@ -10,7 +10,7 @@ import torch
 
 from culm.pipeline.tensors.buffers import SMALLEST, Buffers, Bytes
 from culm.pipeline.tensors.digests import Corrupted, digest_of_bytes
-from culm.pipeline.tensors.layout import laid_out, unless_in_order
+from culm.pipeline.tensors.layout import ALIGNMENT, laid_out, unless_in_order
 from culm.pipeline.tensors.raw import PLAIN, bytes_of
 from culm.pipeline.tensors.tensor_bounds import DTYPES, problem
 from culm.pipeline.tensors.values import Value
@@ -135,16 +135,12 @@ class Assembler(Passing):
         """Raises ValueError for a header that cannot be true (rule 18). ``checked``: whoever calls has looked."""
         super().__init__(header, checked)
         total = header.total_bytes
-        self._memory: bytearray | Bytes = bytearray(total) if total < SMALLEST else BUFFERS.take(total)
+        self._memory: Bytes = _small(total) if total < SMALLEST else BUFFERS.take(total)
 
     def add(self, offset: int, payload: bytes | memoryview) -> None:
         super().add(offset, payload)
-        if isinstance(self._memory, bytearray):
-            self._memory[offset : offset + len(payload)] = payload
-        elif payload:
-            self._memory[offset : offset + len(payload)] = np.frombuffer(
-                payload, np.uint8
-            )  # numpy copies without the GIL
+        if payload:  # numpy copies without the GIL
+            self._memory[offset : offset + len(payload)] = np.frombuffer(payload, np.uint8)
 
     def value(self, digest: int | None = None) -> Value:
         """The value, its tensors on the CPU. Raises Corrupted if it is not the one that was made.
@@ -165,8 +161,7 @@ class Assembler(Passing):
         made_with = header.digest if header.HasField("digest") else digest
         if made_with is None:  # a node of before does not tell
             return value
-        memory = self._memory if isinstance(self._memory, bytearray) else self._memory.data
-        found = digest_of_bytes([memory], value.facts, value.structure)
+        found = digest_of_bytes([self._memory.data], value.facts, value.structure)
         if found != made_with:
             raise Corrupted(f"its {header.total_bytes} bytes have the digest {found:016x}, and not {made_with:016x}")
         return value.made_with(made_with)
@@ -174,9 +169,15 @@ class Assembler(Passing):
     def _tensor(self, start: int, dtype: torch.dtype, shape: tuple[int, ...], count: int) -> torch.Tensor:
         if not count:
             return torch.empty(shape, dtype=dtype)
-        if start % dtype.itemsize:  # elements have to be aligned to their size
-            own = bytearray(self._memory[start : start + count * dtype.itemsize])
-            return torch.frombuffer(own, dtype=dtype).reshape(shape)
-        if dtype in PLAIN and isinstance(self._memory, bytearray):
+        if start % ALIGNMENT:  # its bits would go on to others: see ``as_sent``
+            own = torch.from_numpy(self._memory[start : start + count * dtype.itemsize]).clone()
+            return own.view(dtype).reshape(shape)
+        # numpy would refer to the memory itself, and so give it back to the buffers while the tensor is in use.
+        if dtype in PLAIN and self._header.total_bytes < SMALLEST:
             return torch.from_numpy(np.ndarray(shape, PLAIN[dtype], self._memory, start))
         return torch.frombuffer(self._memory, dtype=dtype, count=count, offset=start).reshape(shape)
+
+
+def _small(size: int) -> Bytes:
+    """[size], with anything in it, where torch puts a tensor."""
+    return torch.empty(size, dtype=torch.uint8).numpy()

@@ -9,6 +9,7 @@ from torch.utils.data import default_collate
 from culm.pipeline.bookmark import Bookmark
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job
+from culm.pipeline.tensors.as_sent import samples_as_sent
 from culm.pipeline.tensors.pytrees import Pytree
 from culm.pipeline.user_code.devices import settle
 from culm.pipeline.user_code.forwards import cast_inputs
@@ -130,7 +131,7 @@ class EvaluatedMicrobatches:
         # Step 0 evaluates nothing, and trains on the microbatches before these.
         seed_all(sample_seed(self._job.job.seed, 0, pipeline, self._job.pipeline.microbatches + index))
         inputs, targets = self._collate([_sample(self._dataset, i) for i in samples])
-        return cast_inputs(self._job, inputs), targets
+        return samples_as_sent(cast_inputs(self._job, inputs)), samples_as_sent(targets)
 
 
 class IterableMicrobatches:
@@ -147,7 +148,7 @@ class IterableMicrobatches:
         samples = self._reader.microbatch(step, pipeline * self._job.pipeline.microbatches + index)
         seed_all(sample_seed(self._job.job.seed, step, pipeline, index))  # also where the samples were here already
         inputs, targets = self._collate(samples)
-        return cast_inputs(self._job, inputs), targets
+        return samples_as_sent(cast_inputs(self._job, inputs)), samples_as_sent(targets)
 
     def take_bookmark(self) -> Bookmark | None:
         """The one that reading has come to since the last call."""
@@ -176,7 +177,7 @@ class Microbatches:
         seed_all(sample_seed(self._seed, step, pipeline, index))
         first = step * self._per_step + (pipeline * self._microbatches + index) * self._size
         inputs, targets = self._collate([_sample(self._dataset, self._sample(first + i)) for i in range(self._size)])
-        return cast_inputs(self._job, inputs), targets
+        return samples_as_sent(cast_inputs(self._job, inputs)), samples_as_sent(targets)
 
     def _sample(self, position: int) -> int:
         epoch, place = divmod(position, self._length)

@@ -8,9 +8,9 @@ from torch import nn
 
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job
+from culm.pipeline.tensors.as_sent import between_layers
 from culm.pipeline.tensors.bits import digest_of
 from culm.pipeline.tensors.layout import copy_of
-from culm.pipeline.tensors.lazy import between_layers
 from culm.pipeline.tensors.pytrees import Pytree, mapped
 from culm.pipeline.user_code.forwards import Forwards
 from culm.pipeline.user_code.imports import RAISED, described

@@ -9,8 +9,8 @@ from itertools import chain
 import torch
 
 from culm.pipeline.job import Job
+from culm.pipeline.tensors.as_sent import between_layers
 from culm.pipeline.tensors.layout import copy_of
-from culm.pipeline.tensors.lazy import between_layers
 from culm.pipeline.tensors.pytrees import NotAPytree, Pytree, mapped
 from culm.pipeline.user_code.evaluating import Measures
 from culm.pipeline.user_code.forwards import Forwards

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from culm.pipeline.job import Job
-from culm.pipeline.tensors.lazy import in_memory
+from culm.pipeline.tensors.as_sent import as_sent
 from culm.pipeline.tensors.pytrees import Pytree
 from culm.pipeline.tensors.values import Value
 from culm.pipeline.user_code.graph.chunks import Chunk, Chunks
@@ -119,7 +119,7 @@ class GraphStage:
         if accumulates and begun == self._round:
             self.layers[0].enter(self._pipeline)
             for parameter, each in zip(self._parameters, found, strict=True):
-                parameter.grad = in_memory(each) if each is not None else None
+                parameter.grad = as_sent(each) if each is not None else None
         if of_x is None:
             return {}
         return parts_of(chunk, self._graph.neighbours.before[self._pipeline], of_x)

@@ -6,6 +6,7 @@ from typing import Any, Self
 
 import torch
 
+from culm.pipeline.tensors.layout import ALIGNMENT
 from culm.stage_server.compute.device import Device
 
 log = logging.getLogger("culm.keeping")
@@ -40,7 +41,8 @@ class Keeping:
         self.size += tensor.numel() * tensor.element_size()
         # Detached: a node that saves its own output, such as a softmax's, would be in a circle with it, which nothing
         # frees but a backward. Of graphs that are kept for an heir most have none.
-        kept = self._device.home(tensor).detach()
+        # One whose address tells kernels the way stays where it is: see ``as_sent``.
+        kept = (tensor if tensor.data_ptr() % ALIGNMENT else self._device.home(tensor)).detach()
         return kept, kept._version
 
     def _unpack(self, kept: Any) -> torch.Tensor:
@@ -50,7 +52,7 @@ class Keeping:
                 "one of the variables needed for gradient computation has been modified by an inplace operation: a "
                 f"{tensor.dtype} of shape {list(tensor.shape)}, saved at version {version}, is at {tensor._version}"
             )
-        return self._device.here(tensor)
+        return tensor if tensor.data_ptr() % ALIGNMENT else self._device.here(tensor)
 
 
 class Limit:

@@ -28,8 +28,8 @@ from culm.pipeline.checkpoints.digest import hash_layer
 from culm.pipeline.checkpoints.layer_file import AVERAGE
 from culm.pipeline.clip import SKIPPED
 from culm.pipeline.errors import JobError
+from culm.pipeline.tensors.as_sent import as_sent
 from culm.pipeline.tensors.bits import same_bits
-from culm.pipeline.tensors.lazy import in_memory
 from culm.pipeline.tensors.values import Value
 from culm.pipeline.ties import Addend
 from culm.pipeline.tree import Block
@@ -273,7 +273,7 @@ class HeldLayer:
         changed = self._changed({name: own.buffers[name] for name in counts})
         self.changing.refuse_late([name for name, _ in changed])
         named = zip((name for name, _ in self._parameters), own.gradients, strict=True)
-        tensors = [(f"grad.{name}", in_memory(gradient.detach())) for name, gradient in named if gradient is not None]
+        tensors = [(f"grad.{name}", as_sent(gradient.detach())) for name, gradient in named if gradient is not None]
         if pipeline == BUFFERS_OF:
             tensors += [(f"buffer.{name}", buffer.clone()) for name, buffer in changed]
         return Value(tuple(tensors))
@@ -311,7 +311,8 @@ class HeldLayer:
             if grad is None:
                 parameter.grad = None
             else:
-                grad = self.device.here(grad).view_as(parameter)  # flat, where it has come in buckets
+                # Flat, where it has come in buckets. Another holder's was sent.
+                grad = as_sent(self.device.here(grad).view_as(parameter))
                 if grad.stride() != parameter.stride():  # an optimizer that is fused goes by memory, not by elements
                     grad = torch.empty_like(parameter).copy_(grad)
                 # Never changed in place: the outbox keeps the gradient, and other holders may still get it (rule 5).

@@ -23,10 +23,10 @@ import torch
 
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job
+from culm.pipeline.tensors.as_sent import as_sent, between_layers
 from culm.pipeline.tensors.bits import same_bits
 from culm.pipeline.tensors.gradients import own_gradients
 from culm.pipeline.tensors.layout import copy_of
-from culm.pipeline.tensors.lazy import between_layers, in_memory
 from culm.pipeline.tensors.pytrees import NotAPytree, Pytree, mapped, tensors_in
 from culm.pipeline.tensors.values import Value
 from culm.pipeline.ties import Addend
@@ -226,7 +226,7 @@ class Stage:
         self._untouched.refuse_writes()
         if microbatch == self._last_microbatch:
             self._untouched.refuse_after_last_backward(whole=self._split is None)
-        return {i: in_memory(gradient) for i, gradient in sorted(made.items())}
+        return {i: as_sent(gradient) for i, gradient in sorted(made.items())}
 
     def _given(self, outputs: list[torch.Tensor], gradients: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
         """The gradients from which a backward begins, by the place of their output."""

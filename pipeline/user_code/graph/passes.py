@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from culm.pipeline.tensors.lazy import in_memory
+from culm.pipeline.tensors.as_sent import as_sent
 from culm.pipeline.user_code.graph.chunks import Chunk, Chunks
 
 
@@ -42,5 +42,5 @@ def parts_of(chunk: Chunk, before: Sequence[int], gradient: torch.Tensor) -> dic
     found = {}
     for place, q in enumerate(before):
         first, count = (0, chunk.size) if q == chunk.number else (chunk.taken[q].first, len(chunk.taken[q].rows))
-        found[place] = in_memory(gradient[first : first + count])
+        found[place] = as_sent(gradient[first : first + count])
     return found

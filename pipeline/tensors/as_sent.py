@@ -1,0 +1,58 @@
+"""Tensors as they are after they were sent: numbers in memory, at an address that is a multiple of ``ALIGNMENT``."""
+
+# Kernels choose their way by more than shape, dtype and strides, and another way has other bits:
+#
+#     conjugate, negative     torch puts both off: a bit of the tensor says so, and its memory holds other numbers
+#     address                 from one that is no multiple of 16 bytes MKL multiplies and adds up in another order; it
+#                             asks for 64 where bits are to be the same. torch gives memory at multiples of 64, but a
+#                             view such as x[:, 1:] begins elsewhere
+#
+# Of a tensor that was sent neither is left (``wire.Assembler`` sees to the address). So it is that between all layers,
+# and so is its gradient: whether a cut lies there must not matter. Samples and parameters' gradients are as well, and
+# so are layers when they are built.
+
+import torch
+from torch import nn
+
+from culm.pipeline.tensors.layout import ALIGNMENT, copy_of, is_plain
+from culm.pipeline.tensors.pytrees import NotAPytree, Pytree, mapped
+
+
+def as_sent(tensor: torch.Tensor) -> torch.Tensor:
+    """The same numbers; the tensor itself where it lies as it should."""
+    if not is_plain(tensor):
+        return tensor
+    tensor = tensor.resolve_conj().resolve_neg()
+    return copy_of(tensor) if tensor.data_ptr() % ALIGNMENT else tensor
+
+
+def between_layers(output: Pytree) -> Pytree:
+    """A layer's output as if it were sent, and so the gradients of its tensors. Raises NotAPytree."""
+    return mapped(_between_layers, output)
+
+
+def _between_layers(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = as_sent(tensor)
+    if tensor.requires_grad:
+        tensor.register_hook(_gradient_as_sent)  # type: ignore[no-untyped-call]
+    return tensor
+
+
+def _gradient_as_sent(gradient: torch.Tensor | None) -> torch.Tensor | None:
+    """A Function may give none, and torch calls the hook all the same."""
+    return as_sent(gradient) if gradient is not None else None
+
+
+def samples_as_sent(samples: Pytree) -> Pytree:
+    """Where they are no pytree whoever takes them says so."""
+    try:
+        return mapped(as_sent, samples)
+    except NotAPytree:
+        return samples
+
+
+def lay_out(module: nn.Module) -> None:
+    """Moves parameters and buffers, as of numpy's memory, to where those of other processes lie."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        if not tensor.is_meta and (own := as_sent(tensor.detach())).data_ptr() != tensor.data_ptr():
+            tensor.data = own
