@@ -146,16 +146,16 @@ class Exponential(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
         ctx.kept = x.exp().detach()
-        return ctx.kept.view_as(ctx.kept)
+        return ctx.kept.view_as(ctx.kept)  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
-        return gradients[0] * ctx.kept
+        return gradients[0] * ctx.kept  # type: ignore[no-any-return]
 
 
 class Unseen(nn.Module):
     def forward(self, x: torch.Tensor) -> Any:
-        return Exponential.apply(x)
+        return Exponential.apply(x)  # type: ignore[no-untyped-call]
 
 
 class Bias(nn.Module):
