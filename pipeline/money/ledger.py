@@ -74,7 +74,9 @@ class Ledger:
         self._done: float | None = None  # the run's end
         self._paused: Moment | None = None  # when the present pause began, and what was spent by then
         self._calm = CalmGroups()
-        self._over = ""  # why no step is to come, in words, though the run is not done
+        # Why no step is to come, in words, though the run is not done. Nodes that come again, or a job that was mended,
+        # end that: a plan says so, and a rollback before it.
+        self._over = ""
         self._waits = ""  # why no step runs until the next plan, in words
 
     # ---- events -----------------------------------------------------------------------------------------------------
@@ -94,7 +96,7 @@ class Ledger:
             case Used():
                 self._usage.take(at, event, self._lives)
             case Planned():
-                self._waits = ""
+                self._over = self._waits = ""
                 self._calm.plan(event.stages)
                 if self._steps.plan(at, entry.step, event, self._spent(at)):
                     self._history.begin(at)
@@ -178,6 +180,7 @@ class Ledger:
         self._interruptions.paused(at=began.time, step=step, seconds=seconds, dollars=dollars)
 
     def _rolled_back(self, at: float, step: int) -> None:
+        self._over = ""
         if self._steps.begun is None:
             return
         self._waits = "the run waits for nodes since a rollback"
