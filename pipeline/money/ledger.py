@@ -1,5 +1,6 @@
 """What a run has cost, and for what, from its event log and nothing else. docs/cost.md has the formulas."""
 
+from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -54,7 +55,10 @@ __all__ = ["USES", "Ledger"]
 #     paused, unpaused           a pause, charged when it is over                         interruptions
 #     joined, lost, ...          how many nodes there were, for the comparison            counterfactual
 #     plan, commit               how long calm steps take, of all shapes and the present  calm_groups
-#     done                       nothing counts any more: nodes that stay are not paid
+#     done                       the figures of that moment are told from then on         ended, here
+#
+# Nodes that stay for the weights of a run that is done are not in its figures. All the same events after its end are
+# counted: once every copy is lost it rolls back and trains again, and then what it has cost since counts too.
 #
 # The money spent by a moment is the lives that ended, the lives that go on, what runs beside the nodes, transfer, and
 # tensor workers: always added in this order, since floats added in another one differ in their last bit.
@@ -71,7 +75,7 @@ class Ledger:
         self._history = History()
         # What runs beside the nodes is paid as a life of no node. Invariant: it costs nothing until it has a price.
         self._fixed = Life(node="", incarnation=0, machine=Machine(), joined=0.0, since=0.0)
-        self._done: float | None = None  # the run's end
+        self._ended: pb.GetCostResponse | None = None  # the figures as of the run's end; None: it is not done
         self._paused: Moment | None = None  # when the present pause began, and what was spent by then
         self._calm = CalmGroups()
         # Why no step is to come, in words, though the run is not done. Nodes that come again, or a job that was mended,
@@ -83,8 +87,6 @@ class Ledger:
 
     def take(self, entry: Entry) -> None:
         """Counts the next event of the log. Raises ValueError for a step that cannot be."""
-        if self._done is not None:
-            return
         at, event = entry.time, entry.event
         match event:
             case Joined():
@@ -116,7 +118,7 @@ class Ledger:
                 if self._steps.begun is not None:
                     self._interruptions.happen("coordinator", at, entry.step, "")
             case Done():
-                self._done = at
+                self._ended = self._ended or self._figures(at, done=True)
             case Lost():
                 self._lost(at, entry.step, event)
                 self._end(at, event.node)
@@ -180,7 +182,7 @@ class Ledger:
         self._interruptions.paused(at=began.time, step=step, seconds=seconds, dollars=dollars)
 
     def _rolled_back(self, at: float, step: int) -> None:
-        self._over = ""
+        self._over, self._ended = "", None
         if self._steps.begun is None:
             return
         self._waits = "the run waits for nodes since a rollback"
@@ -195,7 +197,8 @@ class Ledger:
         return {
             "_closed_dollars": lives.ended_dollars,
             "_begun": steps.begun,
-            "_done": self._done,
+            "_done": self._ended.as_of if self._ended is not None else None,
+            "_ended": b64encode(self._ended.SerializeToString()).decode() if self._ended is not None else None,
             "_paused": self._paused,
             "_first_step": steps.first,
             "_committed": steps.committed,
@@ -274,12 +277,15 @@ class Ledger:
         )
         ledger._history = History(**document["history"])
         ledger._fixed = _life(document["fixed"])
-        ledger._done = document["_done"]
         if calm := document.get("calm_groups"):
             groups = {name: Groups(**calm[name]) for name in ("whole", "present")}
             ledger._calm = CalmGroups(**{**calm, **groups})
         ledger._over, ledger._waits = document.get("_over", ""), document.get("_waits", "")
         ledger._paused = None if (since := document.get("_paused")) is None else Moment(since[0], since[1])
+        if ended := document.get("_ended"):
+            ledger._ended = pb.GetCostResponse.FromString(b64decode(ended))
+        elif document["_done"] is not None:  # older documents know nothing that came after the end
+            ledger._ended = ledger._figures(document["_done"], done=True)
         return ledger
 
     # ---- figures ----------------------------------------------------------------------------------------------------
@@ -294,7 +300,7 @@ class Ledger:
 
     def dollars(self, now: float) -> float:
         """So far, as of ``now``; after the run's end, as of the end."""
-        return self._spent(self._done if self._done is not None else now)
+        return self._ended.dollars if self._ended is not None else self._spent(now)
 
     def dollars_per_hour(self) -> float:
         """Of all that runs now."""
@@ -306,10 +312,16 @@ class Ledger:
 
     def figures(self, now: float) -> pb.GetCostResponse:
         """Everything that the ledger knows, at ``now`` in unix seconds; after the run's end, as of the end."""
-        at = self._done if self._done is not None else now
+        if self._ended is None:
+            return self._figures(now, done=False)
+        cost = pb.GetCostResponse()
+        cost.CopyFrom(self._ended)
+        return cost
+
+    def _figures(self, at: float, done: bool) -> pb.GetCostResponse:
         cost = cost_figures(
             at=at,
-            done=self._done is not None,
+            done=done,
             dollars=self._spent(at),
             dollars_per_hour=self.dollars_per_hour(),
             fixed_dollars=self._fixed_dollars(at),
@@ -319,14 +331,14 @@ class Ledger:
             usage=self._usage,
             history=self._history,
         )
-        cost.forecast.CopyFrom(self._forecast(at))
+        cost.forecast.CopyFrom(self._forecast(at, done))
         return cost
 
-    def _forecast(self, at: float) -> pb.Forecast:
+    def _forecast(self, at: float, done: bool) -> pb.Forecast:
         """Of the rest of the run. Nothing of it is part of what was spent."""
         return forecast(
             at=at,
-            over="the run is done" if self._done is not None else self._over,
+            over="the run is done" if done else self._over,
             waits=self._waits,
             paused_at=self._paused.time if self._paused is not None else None,
             dollars_per_hour=self.dollars_per_hour(),
