@@ -197,6 +197,7 @@ class Ledger:
         return {
             "_closed_dollars": lives.ended_dollars,
             "_begun": steps.begun,
+            "_begun_dollars": steps.begun_dollars,
             "_done": self._ended.as_of if self._ended is not None else None,
             "_ended": b64encode(self._ended.SerializeToString()).decode() if self._ended is not None else None,
             "_paused": self._paused,
@@ -250,6 +251,7 @@ class Ledger:
         owners, stepped, owner_seconds = document.get("_owners", (document["_stages"], 0.0, 0.0))
         ledger._steps = TrainedSteps(
             begun=document["_begun"],
+            begun_dollars=document.get("_begun_dollars", 0.0),  # older documents lack it
             first=document["_first_step"],
             committed=document["_committed"],
             samples=document["_samples_per_step"],

@@ -46,6 +46,7 @@ class TrainedSteps:
     """What a run has trained by now, and what a step of it is."""
 
     begun: float | None = None  # the first plan: training begins
+    begun_dollars: float = 0.0  # spent by then
     first: int | None = None  # the lowest step of this run; Invariant: None as long as ``begun`` is
     committed: int = 0  # the step that runs
     samples: int = 0  # in a step
@@ -70,7 +71,7 @@ class TrainedSteps:
         self.asked = event.steps
         if self.begun is not None:
             return False
-        self.begun = at
+        self.begun, self.begun_dollars = at, dollars
         self.first = self.committed = step
         self.since = Moment(at, dollars)
         return True
@@ -99,7 +100,8 @@ class TrainedSteps:
         self._lower_first(step)
         self._forget(step)
         last = self.marks[-1] if self.marks else None
-        self.since = Moment(last.time, last.dollars) if last is not None else Moment(self.begun, 0.0)
+        begun = Moment(self.begun, self.begun_dollars)
+        self.since = Moment(last.time, last.dollars) if last is not None else begun
         self.committed = step
 
     def _lower_first(self, step: int) -> None:

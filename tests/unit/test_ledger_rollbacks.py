@@ -106,3 +106,24 @@ def test_a_document_of_a_version_that_kept_no_figures_of_the_end_is_read() -> No
     document = ledger.to_document()
     del document["_ended"]
     assert Ledger.from_document(document).figures(START + 99) == ledger.figures(START + 99)
+
+
+@pytest.mark.parametrize("taken_over", [False, True])
+def test_a_rollback_to_step_0_is_not_charged_with_what_was_spent_before_training(taken_over: bool) -> None:
+    """The nodes waited for an hour for one that was missing."""
+    log = Log()
+    log.joins(0, "n0")
+    plan(log, 3600)
+    for step in range(3):
+        log.commits(3605 + 5 * step, step)
+    log.happens(3617, "rollback", 0, step=0)
+    plan(log, 3617)
+    log.commits(3622, 0)
+    ledger = Ledger()
+    for event in log.events:
+        if taken_over:
+            ledger = Ledger.from_document(json.loads(json.dumps(ledger.to_document())))
+        ledger.take(of_message(event))
+    (rollback,) = ledger.figures(START + 3622).interruptions
+    assert rollback.seconds == 17.0
+    assert rollback.dollars == pytest.approx(17 * 0.0001)
