@@ -109,7 +109,8 @@ def forecast(
     seconds = rest(left, calm, charged, (paused_at if paused_at is not None else at) - since - pauses)
     each = rest(1, calm).expected
     # A step that takes longer than usual is taken to end now.
-    gone = 0.0 if waits else min(max(0.0, at - steps.since.time), each)
+    paused, _ = interruptions.pauses_since(steps.since.time)
+    gone = 0.0 if waits else min(max(0.0, at - steps.since.time - paused), each)
     values = [max(0.0, x - gone) for x in (seconds.expected, seconds.low, seconds.high)]
     found.step_seconds, found.interrupted = each, seconds.interrupted
     _set(found.seconds, values)

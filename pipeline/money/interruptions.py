@@ -2,6 +2,7 @@
 
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import takewhile
 from statistics import median
 
 # What goes wrong is charged at the next commit, since only then it is known how long the step took.
@@ -15,7 +16,8 @@ from statistics import median
 # - A rollback takes all of it alone. Its step began at the mark that the run went back to (``trained_steps``), so the
 #   time counts from there. What interruptions since that mark were charged is taken off: nothing is charged twice.
 # - A lost second costs what the cluster cost on average in that step.
-# - A pause is charged when it ends, with its own time and money. The step that it held up begins later by as much.
+# - A pause is charged when it ends, with its own time and money. No step is charged with it again: neither the one that
+#   it held up, nor one that a rollback takes back behind it.
 #
 # A commit whose number does not follow tells no length of a step: events of a leader that died are missing between.
 
@@ -62,6 +64,13 @@ class Interruptions:
         """A pause that began at ``at`` is over. Nothing went wrong: it takes all of its own time, and no step's."""
         self._keep(Interruption(kind="pause", time=at, step=step, node="", seconds=seconds, dollars=dollars))
         self.lost_seconds += seconds
+
+    def pauses_since(self, mark: float) -> tuple[float, float]:
+        """Seconds and dollars of the pauses since a commit at ``mark``, or since training began then."""
+        # Invariant: what was charged since a commit is no older than that commit, so it is the end of the list.
+        since = takewhile(lambda x: x.time >= mark, reversed(self.charged))
+        pauses = [x for x in since if x.kind == "pause"]
+        return sum(x.seconds for x in pauses), sum(x.dollars for x in pauses)
 
     def _keep(self, charged: Interruption) -> None:
         self.charged.append(charged)

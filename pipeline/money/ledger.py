@@ -162,23 +162,24 @@ class Ledger:
         if began is None:
             return  # the plan is not on record: nobody knows what a step is
         dollars = self._spent(at)
-        seconds = at - began.time
+        paused_seconds, paused_dollars = self._interruptions.pauses_since(began.time)
+        seconds = at - began.time - paused_seconds
         is_calm = self._interruptions.step_ended(
             began=began.time,
             seconds=seconds,
-            dollars=dollars - began.dollars,
+            dollars=dollars - began.dollars - paused_dollars,
             follows=step == self._steps.committed,
         )
         if is_calm:
             self._calm.take(seconds)
-        self._steps.commit(at, step, dollars)
+        self._steps.commit(at, step, seconds, dollars)
 
     def _go_on(self, at: float, step: int) -> None:
         began, self._paused = self._paused, None
-        if began is None or self._steps.begun is None:
+        if began is None or self._steps.since is None:
             return
+        began = max(began, self._steps.since)  # a pause may begin before training does
         seconds, dollars = at - began.time, self._spent(at) - began.dollars
-        self._steps.put_off(seconds, dollars)
         self._interruptions.paused(at=began.time, step=step, seconds=seconds, dollars=dollars)
 
     def _rolled_back(self, at: float, step: int) -> None:
@@ -210,7 +211,7 @@ class Ledger:
             "_owners": [steps.owners, steps.stepped, steps.owner_seconds],
             "_asked": steps.asked,
             "_marks": steps.marks,
-            "_since": steps.since,
+            "_since": steps.since,  # for older readers: it follows from the marks
             "_lost_seconds": self._interruptions.lost_seconds,
             "_by_use": usage.dollars,
             "_transfer": usage.transfer_dollars,
@@ -263,7 +264,6 @@ class Ledger:
             owner_seconds=owner_seconds,
             asked=document.get("_asked", 0),  # older documents lack it
             marks=[Mark(int(step), at, money) for step, at, money in document["_marks"]],
-            since=None if document["_since"] is None else Moment(document["_since"][0], document["_since"][1]),
         )
         interruptions = ledger._interruptions
         interruptions.charged = [Interruption(**x) for x in document["interruptions"]]

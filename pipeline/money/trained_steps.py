@@ -15,8 +15,9 @@ from culm.pipeline.money.kinds import Planned
 #                  ^                                                        |
 #                  '------ the step that runs began here, in time and money-'
 #
-# Every commit leaves a mark: its step, its time, and the money spent by then. After a rollback the step that runs began
-# at the mark before it, so all that was spent since then is what the rollback cost.
+# Every commit leaves a mark: its step, its time, and the money spent by then. The step that runs began at the last
+# mark, or with training. A rollback drops marks, so the step that runs then began long ago, and all that was spent
+# since is what the rollback cost. Only pauses are no part of a step: ``Interruptions.pauses_since`` tells them.
 #
 # A coordinator that goes on without the events before knows fewer steps than there were. ``first`` then falls to the
 # lowest step that is seen: a run that was resumed may also go back behind where it began.
@@ -59,7 +60,13 @@ class TrainedSteps:
     owner_seconds: float = 0.0
     asked: int = 0  # steps of the job; 0: the log does not say
     marks: list[Mark] = field(default_factory=list)  # Invariant: in the order of steps, each below ``committed``
-    since: Moment | None = None  # the step that runs began; Invariant: None as long as ``begun`` is
+
+    @property
+    def since(self) -> Moment | None:
+        """When the step that runs, or is to run, began; None before training begins."""
+        if self.marks:
+            return Moment(self.marks[-1].time, self.marks[-1].dollars)
+        return None if self.begun is None else Moment(self.begun, self.begun_dollars)
 
     def plan(self, at: float, step: int, event: Planned, dollars: float) -> bool:
         """Whether training begins with this plan."""
@@ -73,35 +80,23 @@ class TrainedSteps:
             return False
         self.begun, self.begun_dollars = at, dollars
         self.first = self.committed = step
-        self.since = Moment(at, dollars)
         return True
 
-    def commit(self, at: float, step: int, dollars: float) -> None:
-        """The step counts; ``dollars`` were spent by now."""
-        if self.since is not None:
-            self.stepped += at - self.since.time
-            self.owner_seconds += (at - self.since.time) * self.owners
+    def commit(self, at: float, step: int, seconds: float, dollars: float) -> None:
+        """The step counts. It took so many seconds; ``dollars`` were spent by now."""
+        self.stepped += seconds
+        self.owner_seconds += seconds * self.owners
         self._lower_first(step)
         self._forget(step)
         self.marks.append(Mark(step, at, dollars))
         if len(self.marks) > 2 * MARKS_KEPT:
             del self.marks[1:MARKS_KEPT:2]
         self.committed = step + 1
-        self.since = Moment(at, dollars)
-
-    def put_off(self, seconds: float, dollars: float) -> None:
-        """The step that runs, or is to run, was held up for so long, which is not its own time."""
-        if self.since is not None:
-            self.since = Moment(self.since.time + seconds, self.since.dollars + dollars)
 
     def roll_back(self, step: int) -> None:
         """This step and later ones count no more; it runs again."""
-        assert self.begun is not None
         self._lower_first(step)
         self._forget(step)
-        last = self.marks[-1] if self.marks else None
-        begun = Moment(self.begun, self.begun_dollars)
-        self.since = Moment(last.time, last.dollars) if last is not None else begun
         self.committed = step
 
     def _lower_first(self, step: int) -> None:

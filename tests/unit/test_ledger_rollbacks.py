@@ -108,6 +108,74 @@ def test_a_document_of_a_version_that_kept_no_figures_of_the_end_is_read() -> No
     assert Ledger.from_document(document).figures(START + 99) == ledger.figures(START + 99)
 
 
+def paused_for_an_hour(rolls_back_to: int) -> Log:
+    """Steps of 5 s; paused from 45 to 3645 s. One step later both nodes are lost, and others are there at once."""
+    log = calm_run()
+    log.happens(45, "paused", 6, who="ada")
+    log.happens(3645, "unpaused", 6, who="ada")
+    log.commits(3650, 6)
+    log.happens(3652, "rollback", rolls_back_to, step=rolls_back_to)
+    plan(log, 3653, rolls_back_to)
+    log.commits(3658, rolls_back_to)
+    return log
+
+
+@pytest.mark.parametrize(
+    ("step", "seconds"),
+    # Since the mark of step 5, at 45 s, 13 s passed beside the pause; since that of step 1, at 24 s, 34 s.
+    [(6, 13.0 - 5.0), (2, 34.0 - 5.0)],
+    ids=["to the checkpoint of the pause", "to one before"],
+)
+def test_a_rollback_is_not_charged_with_a_pause(step: int, seconds: float) -> None:
+    """The pause was charged twice: its goodput was 0 %, and the forecast a hundred times as long."""
+    cost = paused_for_an_hour(step).figures(3658)
+    pause, rollback = cost.interruptions
+    assert (pause.kind, pause.seconds, pause.dollars) == ("pause", 3600.0, pytest.approx(0.72))
+    assert (rollback.kind, rollback.seconds) == ("rollback", seconds)
+    assert rollback.dollars == pytest.approx(seconds * 0.0002)
+    assert cost.useful_seconds == pytest.approx(48.0 - seconds)
+    assert cost.forecast.interrupted == pytest.approx(seconds / 48.0)
+
+
+def test_a_rollback_in_a_pause_is_not_charged_with_it_and_the_next_one_neither() -> None:
+    log = calm_run()
+    log.happens(45, "paused", 6, who="ada")
+    log.happens(100, "rollback", 4, step=4)
+    log.happens(145, "unpaused", 4, who="ada")
+    log.happens(150, "rollback", 4, step=4)
+    plan(log, 150, 4)
+    assert of(log, 150).seconds.expected == pytest.approx(12 * 5.0 - 5.0), "its step has had 15 s: it is to end now"
+    log.commits(155, 4)  # 35 s is the mark of step 3
+    assert [(x.kind, x.seconds) for x in log.figures(155).interruptions] == [("pause", 100.0), ("rollback", 15.0)]
+
+
+def test_a_rollback_over_a_lost_node_and_a_pause_is_charged_with_neither() -> None:
+    log = calm_run()
+    log.loses(46, "n1", 6)
+    log.joins(46, "n1", incarnation=2)
+    log.commits(60, 6)  # 15 s, 10 of them lost
+    log.happens(60, "paused", 7, who="ada")
+    log.happens(3660, "unpaused", 7, who="ada")
+    log.happens(3662, "rollback", 6, step=6)
+    plan(log, 3662, 6)
+    log.commits(3665, 6)
+    cost = log.figures(3665)
+    # 20 s since the mark beside the pause: a calm step of 5 s, and the 10 s that the lost node was charged.
+    assert [(x.kind, x.seconds) for x in cost.interruptions] == [("lost", 10.0), ("pause", 3600.0), ("rollback", 5.0)]
+
+
+def test_a_pause_that_began_before_training_counts_from_the_first_plan() -> None:
+    log = Log()
+    log.joins(0, "n0")
+    log.happens(5, "paused", 0, who="ada")
+    plan(log, 10)
+    log.happens(110, "unpaused", 0, who="ada")
+    log.commits(120, 0)
+    cost = log.figures(120)
+    assert [(x.kind, x.seconds) for x in cost.interruptions] == [("pause", 100.0)]
+    assert (cost.seconds, cost.useful_seconds) == (110.0, 10.0)
+
+
 @pytest.mark.parametrize("taken_over", [False, True])
 def test_a_rollback_to_step_0_is_not_charged_with_what_was_spent_before_training(taken_over: bool) -> None:
     """The nodes waited for an hour for one that was missing."""
@@ -127,3 +195,16 @@ def test_a_rollback_to_step_0_is_not_charged_with_what_was_spent_before_training
     (rollback,) = ledger.figures(START + 3622).interruptions
     assert rollback.seconds == 17.0
     assert rollback.dollars == pytest.approx(17 * 0.0001)
+
+
+def test_a_document_of_a_version_that_moved_the_step_behind_its_pause_is_read() -> None:
+    log, ledger = paused_for_an_hour(6), Ledger()
+    for event in log.events[:-4]:  # up to the end of the pause
+        ledger.take(of_message(event))
+    document = json.loads(json.dumps(ledger.to_document()))
+    document["_since"] = [START + 3645, document["_since"][1] + 0.72]
+    del document["_begun_dollars"]
+    ledger = Ledger.from_document(document)
+    for event in log.events[-4:]:
+        ledger.take(of_message(event))
+    assert ledger.figures(START + 3658) == log.figures(3658)
