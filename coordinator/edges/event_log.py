@@ -9,6 +9,7 @@ it reads the summary and the events after it, page by page, and events of its ow
 import asyncio
 import json
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -53,6 +54,9 @@ log = logging.getLogger("culm.coordinator")
 # the commit from the state. Two commits in a row that say the same are one. Only after a rollback the same commit may
 # come again.
 #
+# Figures are differences between the times of events, so these never go back. Where the clock is set back, or that of
+# the leader before was ahead, events go on from the last one that is counted, by a clock that nobody sets.
+#
 # An outage of the store while the history is read costs history and nothing else: after READ_ATTEMPTS the log goes on
 # with what it has.
 
@@ -89,7 +93,13 @@ class Windows:
 class EventLog:
     """Of one leader: its own events, and those before as far as they could be read."""
 
-    def __init__(self, store: Store, term: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        term: int,
+        clock: Callable[[], float],
+        passing: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.grown = asyncio.Event()  # set at the next event, and then replaced by another one
         # Set when the events before are here, or cannot be had. Invariant: until then no own event is in the figures,
         # and no summary is written.
@@ -102,6 +112,8 @@ class EventLog:
         self._taken: Mapping[str, CommitSaid] = {}
         self._store = store
         self._clock = clock  # unix seconds
+        self._passing = passing  # seconds of a clock that nobody sets
+        self._counted_at = passing()  # when the newest event was counted
         # The number of the newest event. Invariant: within this term's range, and grows with each event.
         self._newest = max(0, term - 1) << TERM_BITS
         # By number, as bytes: a tenth of what the messages take. Invariant: ascending: ``_since`` reads from the end.
@@ -123,7 +135,7 @@ class EventLog:
         self._newest += 1  # higher than any of a leader before, also where its last ones were never written
         entry = Entry(
             sequence=self._newest,
-            time=self._clock(),
+            time=self.now(),
             kind=said.kind,
             text=text,
             step=step,
@@ -143,6 +155,10 @@ class EventLog:
         self._unsummed += 1
         if self._unsummed >= SUMMARY_EVERY and self.whole.is_set():
             self.sum_up()
+
+    def now(self) -> float:
+        """Unix seconds, for events and for figures as of now."""
+        return max(self._clock(), self.ledger.at + self._passing() - self._counted_at)
 
     def _take(self, event: Event) -> None:
         said = _said(event)
@@ -167,6 +183,7 @@ class EventLog:
         if isinstance(entry.event, Hot):
             self.windows.setdefault(entry.event.stage, Windows()).add(entry.event.exposure_ms / 1e3)
         self.ledger.take(entry)
+        self._counted_at = self._passing()
 
     def since(self, sequence: int) -> Iterator[Event]:
         """What is kept, from this number on, in order."""

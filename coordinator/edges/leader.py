@@ -392,9 +392,9 @@ class Leader:
     # ---- views ------------------------------------------------------------------------------------------------------
 
     def cost(self) -> pb.GetCostResponse:
-        return self.log.ledger.figures(time.time())
+        return self.log.ledger.figures(self.log.now())
 
     def status(self) -> pb.GetStatusResponse:
         now = time.monotonic()
         state, _ = advance(self._state, reports.Heard(tuple(self._heartbeats)), now)
-        return self._status.response(state, self.log, now, time.time())
+        return self._status.response(state, self.log, now, self.log.now())

@@ -42,7 +42,7 @@ class RunStatus:
         return (len(times) - 1) * self._settings.job.samples_per_step / took
 
     def response(self, state: State, log: EventLog, now: float, wall: float) -> pb.GetStatusResponse:
-        """The whole answer. ``wall``: unix time, which the event log's figures go by."""
+        """The whole answer. ``wall``: unix time by the event log, as its figures."""
         early, bounds = state.ending.early_stop, state.settings.tensor_work
         response = pb.GetStatusResponse(
             job=self._settings.job.job.name,

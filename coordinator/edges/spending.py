@@ -17,7 +17,7 @@ def refuse_no_time(settings: Settings, new: bool, now: float) -> None:
 
 
 class SpendingLook:
-    """Of one leader. ``now``: of a clock that never goes back; ``wall``: unix time, as the event log's."""
+    """Of one leader. ``now``: of a clock that never goes back; ``wall``: unix time, by which a run is to stop."""
 
     def __init__(self) -> None:
         self._next = 0.0
@@ -30,4 +30,4 @@ class SpendingLook:
         self._next = now + LOOK_SECONDS
         lives = {name: log.ledger.life_of(name) for name in state.nodes}
         unpriced = [name for name, life in lives.items() if life is None or not life.priced]
-        return Spent(log.ledger.dollars(wall), wall, tuple(unpriced))
+        return Spent(log.ledger.dollars(log.now()), wall, tuple(unpriced))

@@ -73,6 +73,9 @@ class Ledger:
         self._interruptions = Interruptions()
         self._usage = Usage()
         self._history = History()
+        # Unix seconds of the newest event. Invariant: never goes back. Clocks of two coordinators differ, and those of
+        # older versions were set back: an event that is earlier than the one before counts as if both came at once.
+        self.at = 0.0
         # What runs beside the nodes is paid as a life of no node. Invariant: it costs nothing until it has a price.
         self._fixed = Life(node="", incarnation=0, machine=Machine(), joined=0.0, since=0.0)
         self._ended: pb.GetCostResponse | None = None  # the figures as of the run's end; None: it is not done
@@ -87,7 +90,8 @@ class Ledger:
 
     def take(self, entry: Entry) -> None:
         """Counts the next event of the log. Raises ValueError for a step that cannot be."""
-        at, event = entry.time, entry.event
+        at = self.at = max(self.at, entry.time)
+        event = entry.event
         match event:
             case Joined():
                 self._joined(at, event)
@@ -196,6 +200,7 @@ class Ledger:
         """All of it as JSON-able data. Stores hold documents of coordinators before: no name here ever changes."""
         lives, steps, usage = self._lives, self._steps, self._usage
         return {
+            "_at": self.at,
             "_closed_dollars": lives.ended_dollars,
             "_begun": steps.begun,
             "_begun_dollars": steps.begun_dollars,
@@ -237,6 +242,7 @@ class Ledger:
     def from_document(cls, document: Mapping[str, Any]) -> "Ledger":
         """What ``to_document`` was made from. Raises KeyError, TypeError or ValueError for what is none."""
         ledger = cls()
+        ledger.at = document.get("_at", 0.0)  # older documents lack it
         known = [_life(x) for x in document["lives"]]
         by_incarnation = {(life.node, life.incarnation): life for life in known}
         ledger._lives = Lives(
@@ -302,7 +308,7 @@ class Ledger:
 
     def dollars(self, now: float) -> float:
         """So far, as of ``now``; after the run's end, as of the end."""
-        return self._ended.dollars if self._ended is not None else self._spent(now)
+        return self._ended.dollars if self._ended is not None else self._spent(max(now, self.at))
 
     def dollars_per_hour(self) -> float:
         """Of all that runs now."""
@@ -315,7 +321,7 @@ class Ledger:
     def figures(self, now: float) -> pb.GetCostResponse:
         """Everything that the ledger knows, at ``now`` in unix seconds; after the run's end, as of the end."""
         if self._ended is None:
-            return self._figures(now, done=False)
+            return self._figures(max(now, self.at), done=False)
         cost = pb.GetCostResponse()
         cost.CopyFrom(self._ended)
         return cost

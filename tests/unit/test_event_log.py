@@ -213,3 +213,61 @@ def test_numbers_of_commits_are_read_from_a_summary_of_before_there_were_norms()
     assert [event.fields["norm"] for event in older.since(1)] == ["0.0"] * 3
     assert ["learning_rate" in event.fields for event in older.since(1)] == [False] * 3
     assert [event.fields["loss"] for event in older.since(1)] == [event.fields["loss"] for event in commits.since(1)]
+
+
+class Clocks:
+    """Unix seconds that may be set, and seconds that only pass."""
+
+    def __init__(self, wall: float) -> None:
+        self.wall, self.passed = wall, 0.0
+
+    def log(self, store: MemoryStore, term: int) -> EventLog:
+        return EventLog(store, term, lambda: self.wall, lambda: self.passed)
+
+    def passes(self, seconds: float) -> None:
+        self.wall, self.passed = self.wall + seconds, self.passed + seconds
+
+
+def test_steps_take_as_long_as_ever_while_the_clock_is_set_back() -> None:
+    """It was set back by an hour: steps took less than no time, the run had cost nothing, and its rest took 0 s."""
+
+    async def scenario() -> None:
+        clocks = Clocks(wall=10_000.0)
+        log = clocks.log(MemoryStore(), 1)
+        await log.read_before()
+        log.record(PLANNED, "1 node", 0, 1)
+        for step in range(8):
+            clocks.passes(5.0)
+            clocks.wall += {4: -3600.0, 6: 3600.0}.get(step, 0.0)  # set back, and right again
+            commit(log, step)
+        assert [event.time for event in log.since(0)] == [10_000.0 + 5.0 * i for i in range(9)]
+        clocks.passes(1.0)
+        figures = log.ledger.figures(log.now())
+        assert (figures.as_of, figures.seconds, figures.useful_seconds) == (10_041.0, 41.0, 41.0)
+        assert figures.forecast.seconds.expected == 4.0
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("summed_up", [False, True])
+def test_a_successor_whose_clock_is_behind_goes_on_from_the_last_event(summed_up: bool) -> None:
+    async def scenario() -> None:
+        store, ahead, behind = MemoryStore(), Clocks(wall=10_000.0), Clocks(wall=6_400.0)
+        first = ahead.log(store, 1)
+        await first.read_before()
+        first.record(PLANNED, "1 node", 0, 1)
+        ahead.passes(5.0)
+        commit(first, 0)
+        if summed_up:
+            first.sum_up()
+        second = behind.log(store, 2)
+        commit(second, 1)  # before the history is read
+        await second.read_before()
+        figures = second.ledger.figures(second.now())
+        assert (figures.seconds, figures.useful_seconds) == (5.0, 5.0)
+        behind.passes(5.0)
+        commit(second, 2)
+        assert [event.time for event in second.since(0)][-1] == 10_010.0
+        assert second.ledger.figures(second.now()).seconds == 10.0
+
+    asyncio.run(scenario())
