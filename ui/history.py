@@ -109,8 +109,9 @@ class History:
                 self.gone[event.node] = entry.time
             case RolledBack():
                 self._drop_from(event.step)
-                self.done = self.released = self.fetched = None
+                self.done = self.released = self.fetched = self.failed = None
             case Planned():
+                self.failed = None  # its job was mended, and a coordinator that started again tries again
                 self.begun = self.begun or entry.time
                 self.samples_per_step, self.tokens_per_step = event.samples_per_step, event.tokens_per_step
                 self.chunks = event.chunks or 0

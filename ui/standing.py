@@ -28,12 +28,22 @@ class Standing:
 
 
 def is_over(look: Look) -> bool:
-    """Whether nothing more will be trained. It stays so when the nodes go, and when the coordinator does."""
-    return look.status.phase in ("done", "failed") or look.history.done is not None or look.history.failed is not None
+    """Whether nothing more will be trained. It stays so when the nodes go, and when the coordinator does.
+
+    A coordinator that answers knows best: a run that failed, or was done, may have gone on since.
+    """
+    phase, history = look.status.phase, look.history
+    if phase in ("done", "failed"):
+        return True
+    answers = phase and not look.problem
+    return not answers and (history.done is not None or history.failed is not None)
 
 
 def is_done(look: Look) -> bool:
-    return is_over(look) and look.status.phase != "failed" and look.history.failed is None
+    """Whether it is over, and did not fail."""
+    if look.status.phase in ("done", "failed"):
+        return look.status.phase == "done"
+    return is_over(look) and look.history.failed is None
 
 
 def has_price(cost: pb.GetCostResponse) -> bool:

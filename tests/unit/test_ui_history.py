@@ -74,6 +74,15 @@ def test_a_rollback_takes_the_curve_back() -> None:
     assert len(history.losses) == len(history.times) == len(history.rates) == len(history.norms) == 2
 
 
+@pytest.mark.parametrize(
+    "goes_on", [plan(16, 12, 5, WHOLE), event(16, 12, "rollback", 2, step=2)], ids=lambda e: e.kind
+)
+def test_a_failure_is_past_once_the_run_goes_on(goes_on: pb.ListEventsResponse) -> None:
+    failed = [*a_run_with_a_lost_node(), event(15, 11, "failed", 5, node="n1", why="ValueError")]
+    assert folded(failed).failed is not None
+    assert folded([*failed, goes_on]).failed is None
+
+
 def test_a_job_that_is_begun_anew_in_the_same_log_shows_nothing_of_the_run_before() -> None:
     first = [*a_run_with_a_lost_node(), event(15, 10, "evaluated", 5, step=5, loss=1.0), event(16, 11, "done", 5)]
     history = folded([*first, plan(17, 100, 0, WHOLE), event(18, 101, "commit", 1, step=0, loss=9.0)])

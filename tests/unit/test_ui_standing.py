@@ -7,7 +7,7 @@ from culm.protos import coordinator_pb2 as pb
 from culm.ui.look import Look
 from culm.ui.recorded import Replay
 from culm.ui.standing import alerts, is_done, is_over, result, standing
-from tests.unit.test_ui_history import START, a_run_with_a_lost_node, event
+from tests.unit.test_ui_history import ALONE, START, a_run_with_a_lost_node, event, plan
 
 
 def look(*more: pb.ListEventsResponse, at: float = 20.0) -> Look:
@@ -81,6 +81,28 @@ def test_a_run_that_failed_says_why() -> None:
     assert (standing(failed).word, standing(failed).tone) == ("failed", "bad")
     assert alerts(failed) == [("bad", "The run failed: failed, because")]
     assert "training did not come to its end" in dict(result(failed))["weights"]
+
+
+def test_a_failed_run_whose_job_was_mended_runs_again() -> None:
+    mended = [
+        event(20, 12, "failed", 5, node="n1", why="ValueError"),
+        event(21, 13, "recovered_coordinator", 5),
+        plan(22, 14, 5, ALONE),
+    ]
+    again = look(*mended, at=14.0)
+    again.status.stalled_seconds = 400.0
+    assert not is_over(again)
+    assert standing(again).word == "stalled"
+    assert next(words for _, words in alerts(again)).startswith("No commit for 6 min 40 s.")
+    assert again.history.failed is None, "nor does it say so once the coordinator is away, or on the page Runs"
+    assert not is_over(replace(again, problem="The coordinator does not answer."))
+
+
+def test_a_coordinator_that_answers_knows_better_than_the_log_whether_a_run_is_over() -> None:
+    failed = look(event(20, 12, "failed", 5, node="n1", why="ValueError"))
+    answered = replace(failed, status=pb.GetStatusResponse(job="gpt", phase="running", step=5, steps=10))
+    assert not is_over(answered)
+    assert is_over(replace(answered, problem="The coordinator does not answer."))
 
 
 def test_what_everybody_has_to_know() -> None:
