@@ -24,21 +24,27 @@ def file_name(job: str, begun: float) -> str:
 @dataclass(eq=False)
 class KeptLogs:
     folder: Path
-    _begun: set[str] = field(default_factory=set)  # files that are written, or that could not be
+    # Files that are written, or that could not be, and the run's end then.
+    _begun: dict[str, int] = field(default_factory=dict)
 
-    def keep(self, job: str, begun: float, events: Callable[[], Iterable[pb.ListEventsResponse]]) -> None:
-        """Writes the log beside the pages, once: a long one takes seconds. A file that is there already stays."""
+    def keep(self, job: str, begun: float, end: int, events: Callable[[], Iterable[pb.ListEventsResponse]]) -> None:
+        """Writes the log beside the pages, once: a long one takes seconds. A file of this end, or a later one, stays.
+
+        ``end`` in unix seconds. A run that was done may go back and end again: so each file's time is the run's end.
+        """
         name = file_name(job, begun)
-        if name in self._begun or (self.folder / name).exists():
+        path = self.folder / name
+        if self._begun.get(name, -1) >= end or (path.exists() and path.stat().st_mtime >= end):
             return
-        self._begun.add(name)
-        threading.Thread(target=self._write, args=(name, events), name="keep a log", daemon=True).start()
+        self._begun[name] = end
+        threading.Thread(target=self._write, args=(name, end, events), name="keep a log", daemon=True).start()
 
-    def _write(self, name: str, events: Callable[[], Iterable[pb.ListEventsResponse]]) -> None:
-        beside = self.folder / f".{name}.{os.getpid()}"
+    def _write(self, name: str, end: int, events: Callable[[], Iterable[pb.ListEventsResponse]]) -> None:
+        beside = self.folder / f".{name}.{os.getpid()}.{end}"
         try:
             with gzip.open(beside, "wt", encoding="utf-8") as file:
                 file.writelines(to_line(cleaned(event)) + "\n" for event in events())
+            os.utime(beside, (end, end))
             beside.replace(self.folder / name)
         except Exception:
             beside.unlink(missing_ok=True)

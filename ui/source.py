@@ -111,7 +111,7 @@ class Live:
             if whole:  # what the rest of the log says is older, and would come too late
                 self._sample(status, cost.as_of)
         elif self._kept is not None and whole and self._history.begun:
-            self._kept.keep(status.job, self._history.begun, lambda: self._events(0, KEEPING))
+            self._kept.keep(status.job, self._history.begun, int(cost.as_of), lambda: self._events(0, KEEPING))
         return Look(status=status, cost=cost, history=self._history, at=time.time(), reading=0 if whole else self._read)
 
     def _sample(self, status: pb.GetStatusResponse, at: float) -> None:

@@ -1,5 +1,6 @@
 """A dashboard that stays open over a live coordinator: whose run it shows."""
 
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from culm.protos.coordinator_pb2_grpc import CoordinatorServicer, add_Coordinato
 from culm.ui import source
 from culm.ui.history import History
 from culm.ui.kept_logs import KeptLogs
-from culm.ui.runs import Runs
+from culm.ui.runs import Run, Runs
 from culm.ui.source import Live
 from tests.unit.test_ui_history import START, event
 from tests.unit.test_ui_pages import used
@@ -52,7 +53,9 @@ class Coordinator(CoordinatorServicer):
         return answer
 
     def GetCost(self, request: pb.GetCostRequest, context: grpc.ServicerContext) -> pb.GetCostResponse:  # noqa: N802
-        return pb.GetCostResponse(done=any(event.kind == "done" for event in self.events), as_of=self.as_of)
+        ends = [event for event in self.events if event.kind in ("done", "rollback")]
+        done = bool(ends) and ends[-1].kind == "done"
+        return pb.GetCostResponse(done=done, as_of=ends[-1].time if done else self.as_of)
 
 
 @dataclass
@@ -170,6 +173,32 @@ def test_the_log_of_a_run_that_has_ended_is_kept_once(dashboard: Dashboard, tmp_
     written = file.stat().st_mtime_ns
     dashboard.shows(whole)
     assert [path.stat().st_mtime_ns for path in tmp_path.iterdir()] == [written]
+
+
+def kept_in(folder: Path) -> list[Run]:
+    """The runs there, once those that are being written are whole."""
+    for thread in threading.enumerate():
+        if thread.name == "keep a log":
+            thread.join()
+    return Runs(folder).all()
+
+
+def test_a_run_that_was_done_and_went_back_is_sampled_again_and_its_second_end_kept(
+    dashboard: Dashboard, tmp_path: Path
+) -> None:
+    planned = event(1, 0.0, "plan", 0, steps=3, stage_count=1, stages="[]", samples_per_step=8)
+    done = [planned, event(2, 5.0, "commit", 3, step=2, loss=1.0), event(3, 9.0, "done", 3, step=3)]
+    dashboard.shows(done)
+    assert [list(run.look.history.losses) for run in kept_in(tmp_path)] == [[1.0]]
+    dashboard.coordinator.nodes = [pb.NodeStatus(id="n0", incarnation=2, times=pb.TimeSplit(bubble=6.0, forward=6.0))]
+    back = [*done, event(4, 20.0, "rollback", 2, step=2)]
+    for dashboard.coordinator.as_of in (START + 30.0, START + 40.0):
+        dashboard.coordinator.nodes[0].times.forward += 6.0
+        history = dashboard.shows(back)
+    assert [at - START for at, _ in history.trends.bubble_share(START, START + 100.0)["n0"]] == [40.0]
+    again = [*back, event(5, 50.0, "commit", 3, step=2, loss=0.5), event(6, 51.0, "done", 3, step=3)]
+    dashboard.shows(again)
+    assert [list(run.look.history.losses) for run in kept_in(tmp_path)] == [[0.5]]
 
 
 def test_log_lines_of_a_coordinator_and_of_an_older_one(dashboard: Dashboard) -> None:
