@@ -373,7 +373,7 @@ class Leader:
                 stream.put(order)
             stream.plan = plan or stream.plan
         if isinstance(command, cmd.Commit):
-            self._status.committed(time.monotonic())
+            self._status.committed(self._state, time.monotonic())
         if isinstance(command, cmd.Dismiss):  # after its order: the stream ends once the node has been told why
             self._streams.pop(command.node).queue.put_nowait(None)
 

@@ -25,15 +25,21 @@ class RunStatus:
 
     def __init__(self, settings: CoordinatorSettings) -> None:
         self._settings = settings
+        # Invariant: of one era, and without a pause in between. Neither a pause nor a wait for nodes is a slow step.
         self._commit_times: deque[float] = deque(maxlen=RATE_STEPS + 1)
+        self._era = 0
 
-    def committed(self, now: float) -> None:
-        """A commit was published."""
-        self._commit_times.append(now)
+    def committed(self, state: State, now: float) -> None:
+        """A commit was published. ``state``: as it is after the commit, with a pause that comes with it."""
+        if state.era != self._era or state.phase is Phase.PAUSED:
+            self._commit_times.clear()
+            self._era = state.era
+        if state.phase is not Phase.PAUSED:
+            self._commit_times.append(now)
 
     def _samples_per_second(self, phase: Phase, now: float) -> float:
         times = self._commit_times
-        if len(times) < 2 or times[-1] == times[0] or phase is Phase.PAUSED:
+        if len(times) < 2 or times[-1] == times[0] or phase not in (Phase.RUNNING, Phase.DONE):
             return 0.0
         took, open_for = times[-1] - times[0], now - times[-1]
         # A step that takes longer than two counts as it stands: a run that hangs must not show the speed it had.
