@@ -9,7 +9,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from culm.pipeline.money.codec import Entry, Reader
-from culm.pipeline.money.kinds import Committed, Lost, Planned, Recovered, RolledBack
+from culm.pipeline.money.kinds import Committed, Lost, Paused, Planned, Recovered, RolledBack, Unpaused
 from culm.protos import coordinator_pb2 as pb
 
 # Prometheus asks now and then, on a thread of the metrics' own server. ``look`` asks the event loop, where the leader
@@ -41,6 +41,7 @@ class Tally:
         self.steps = Histogram("culm_step_seconds", "From one commit to the next.", registry=None, buckets=STEP_BUCKETS)
         self._begun: float | None = None  # the running step, in unix time: by the commit before, or by the first plan
         self._next: int | None = None  # the running step's number; None: any
+        self._paused = False  # a pause is in effect: no step runs
 
     def take(self, entry: Entry) -> None:
         event = entry.event
@@ -57,12 +58,18 @@ class Tally:
             case RolledBack():
                 self.rollbacks.inc()
                 self._begun = self._next = None
+            case Paused():
+                self._paused = True
+            case Unpaused() if self._paused:  # else the pause was only asked for, and the step runs on
+                self._paused = False
+                if self._begun is not None:
+                    self._begun = entry.time
 
     def _commit(self, step: int, at: float) -> None:
         # A leader that died may have left commits off the record: then it is not known when this step began.
         if self._begun is not None and self._next in (None, step):
             self.steps.observe(max(0.0, at - self._begun))
-        self._begun, self._next = at, step + 1
+        self._begun, self._next, self._paused = at, step + 1, False
 
     def collect(self) -> Iterator[Metric]:
         for metric in (self.lost, self.rollbacks, self.redone, self.resumes, self.steps):

@@ -253,6 +253,26 @@ def test_a_step_that_nobody_saw_beginning_is_not_timed() -> None:
     assert (run["culm_step_seconds_count"], run["culm_step_seconds_sum"]) == (3, 3.5)
 
 
+def test_a_pause_is_no_step() -> None:
+    run = Run(pb.GetStatusResponse())
+    run.happens(100.0, "plan")
+    run.happens(101.0, "commit", step="0", loss="1.0")
+    run.happens(101.0, "paused", who="me")
+    run.happens(9_001.0, "unpaused", who="me")
+    run.happens(9_002.0, "commit", step="1", loss="1.0")
+    assert (run["culm_step_seconds_count"], run["culm_step_seconds_sum"]) == (2, 2.0)
+    run.happens(9_002.5, "pausing", who="me")
+    run.happens(9_003.5, "unpaused", who="me")
+    run.happens(9_004.0, "commit", step="2", loss="1.0")
+    assert run["culm_step_seconds_sum"] == 4.0, "the step ran on"
+    run.happens(9_004.0, "paused", who="me")
+    run.happens(9_005.0, "rollback", era="1", step="2")
+    run.happens(9_010.0, "plan")
+    run.happens(9_020.0, "unpaused", who="me")
+    run.happens(9_021.0, "commit", step="2", loss="1.0")
+    assert run["culm_step_seconds_sum"] == 5.0, "an era that begins in a pause trains once it is over"
+
+
 def test_a_clock_that_was_set_back_does_no_harm() -> None:
     run = Run(pb.GetStatusResponse())
     run.happens(100.0, "plan")
