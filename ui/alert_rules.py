@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from culm.pipeline.money.kinds import CheckpointFault, RolledBack, Waiting
+from culm.pipeline.money.kinds import CheckpointFault, RolledBack, Unpaused, Waiting
 from culm.protos import coordinator_pb2 as pb
 from culm.ui.look import Firing, Look
 from culm.ui.standing import is_over
@@ -78,7 +78,9 @@ def _stalled(look: Look, now: float) -> Held | None:
 
 
 def _waiting(look: Look, now: float) -> Held | None:
-    return Held(1.0, _newest(look, (Waiting, RolledBack), now)) if look.status.phase == "waiting" else None
+    # A paused run whose nodes were let go is in this phase too, but no node that is started would help it.
+    waits = look.status.phase == "waiting" and not look.status.HasField("pause")
+    return Held(1.0, _newest(look, (Waiting, RolledBack, Unpaused), now)) if waits else None
 
 
 def still_trains(look: Look) -> bool:

@@ -117,8 +117,11 @@ def gauges(status: pb.GetStatusResponse) -> Iterator[Metric]:
         "Since the last commit, where that is much longer than usual; 0 else.",
         status.stalled_seconds,
     )
-    yield GaugeMetricFamily("culm_waiting", "1 while the run waits for nodes, 0 else.", status.phase == "waiting")
-    yield GaugeMetricFamily("culm_paused", "1 while the run is paused, 0 else.", status.phase == "paused")
+    # A paused run whose nodes were let go is in the phase "waiting", but no node that is started would help it.
+    waits = status.phase == "waiting"
+    paused = status.phase == "paused" or (waits and status.HasField("pause"))
+    yield GaugeMetricFamily("culm_waiting", "1 while the run lacks nodes, 0 else or if paused.", waits and not paused)
+    yield GaugeMetricFamily("culm_paused", "1 while the run is paused, 0 else.", paused)
     nodes = GaugeMetricFamily("culm_nodes", "Nodes that take part, by state.", labels=("state",))
     counts = Count(node.state for node in status.nodes)
     for state in NODE_STATES:

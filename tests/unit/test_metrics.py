@@ -161,6 +161,16 @@ def test_a_run_that_stands_still_is_no_run_that_waits_for_nodes() -> None:
     assert (waiting["culm_stalled_seconds"], waiting["culm_waiting"]) == (0, 1)
 
 
+def test_a_paused_run_whose_nodes_were_let_go_waits_for_none() -> None:
+    pause = pb.Pause(why="its budget is spent")
+    paused = Run(pb.GetStatusResponse(phase="waiting", pause=pause))
+    assert (paused["culm_waiting"], paused["culm_paused"]) == (0, 1)
+    with_nodes = Run(pb.GetStatusResponse(phase="paused", pause=pause))
+    assert (with_nodes["culm_waiting"], with_nodes["culm_paused"]) == (0, 1)
+    asked_for = Run(pb.GetStatusResponse(phase="running", pause=pause))
+    assert asked_for["culm_paused"] == 0, "the step runs on"
+
+
 def alerts() -> list[dict[str, Any]]:
     groups = yaml.safe_load((MONITORING / "alerts.yml").read_text())["groups"]
     return [rule for group in groups for rule in group["rules"]]

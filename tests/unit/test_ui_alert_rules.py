@@ -94,6 +94,15 @@ def test_a_run_that_waits_for_nodes() -> None:
     assert "CulmWaitingForNodes" in firing(look(waits, 401.0, phase="waiting"))
 
 
+def test_a_paused_run_whose_nodes_were_let_go_waits_for_none() -> None:
+    paused = [event(6, 10.0, "paused", 1, who="", why="its budget is spent"), event(7, 20.0, "rollback", 1, step=1)]
+    waits = look(a_run(*paused), 401.0, phase="waiting", pause=pb.Pause(why="its budget is spent"))
+    assert "CulmWaitingForNodes" not in firing(waits)
+    unpaused = a_run(*paused, event(8, 400.0, "unpaused", 1, who="me"))
+    assert "CulmWaitingForNodes" not in firing(look(unpaused, 401.0, phase="waiting")), "nodes have their time to come"
+    assert "CulmWaitingForNodes" in firing(look(unpaused, 701.0, phase="waiting"))
+
+
 def test_no_commit_for_long() -> None:
     assert firing(look(a_run(), 15 * MINUTE)) == []
     assert firing(look(a_run(), 2.0 + 16 * MINUTE)) == ["CulmNoCommit"]
