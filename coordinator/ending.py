@@ -100,7 +100,7 @@ def _at_a_limit(state: State, now: float) -> Decision:
         state, farewell = draining.farewell(state, name, why)
         commands.extend(farewell)
     why = f"the run is paused, since {limit}, and its nodes were let go ([job] keep_after_done)"
-    state, rolled_back = roll_back(state, why)
+    state, rolled_back = roll_back(state, why, work_lost=False)
     return state, (*commands, *rolled_back)
 
 
@@ -194,12 +194,17 @@ def _everyone_stops(state: State, now: float) -> Decision:
         return replace(state, stopping=stopping), (Record(kinds.Stopping(), f"every node is to go: {what}"),)
     if state.stopping is None or not told:
         return state, ()
-    whole = state.stopping.step is not None and any(c.step >= state.stopping.step for c in state.checkpoints)
     unsaid = state.stopping.since + LAST_CHECKPOINT_SECONDS
     deadlines = [unsaid if n.leaves_at is None else n.leaves_at - SPARE_SECONDS for n in state.nodes.values()]
-    if whole or now >= min(deadlines):
+    if _is_last_whole(state) or now >= min(deadlines):
         return _everyone_goes(state)
     return state, ()
+
+
+def _is_last_whole(state: State) -> bool:
+    """Whether the last checkpoint is whole that nodes stay for, since they are all to go."""
+    last = state.stopping.step if state.stopping is not None else None
+    return last is not None and any(checkpoint.step >= last for checkpoint in state.checkpoints)
 
 
 def _everyone_goes(state: State) -> Decision:
@@ -209,11 +214,12 @@ def _everyone_goes(state: State) -> Decision:
     for name in state.nodes:
         state, farewell = draining.farewell(state, name, f"drained, since {state.nodes[name].draining}")
         commands.extend(farewell)
+    work_lost = not (is_safe(state) or _is_last_whole(state))
     state = replace(state, stopping=None)
     if state.phase is Phase.FAILED:
         return replace(state, plan=None, exposed_since={}), tuple(commands)
     if state.plan is None:
         return state, tuple(commands)
     why = "every node was told to stop, so none was left to hand over to"
-    state, rolled_back = roll_back(state, f"{why}; {_left_of(state)}")
+    state, rolled_back = roll_back(state, f"{why}; {_left_of(state)}", work_lost)
     return state, (*commands, *rolled_back)

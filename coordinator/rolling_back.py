@@ -31,8 +31,11 @@ from culm.pipeline.origin import Origin
 from culm.pipeline.terms import ERAS_BITS
 
 
-def roll_back(state: State, why: str) -> Decision:
-    """Starts a new era from the newest checkpoint, or from step 0. A run that was resumed never starts from step 0."""
+def roll_back(state: State, why: str, work_lost: bool = True) -> Decision:
+    """Starts a new era from the newest checkpoint, or from step 0. A run that was resumed never starts from step 0.
+
+    ``work_lost``: whether somebody has to hear of it. False where every node was let go after a last checkpoint.
+    """
     origin = state.checkpoints[-1] if state.checkpoints else Origin()
     ordered = any(step > origin.step and len(files) == len(state.layer_costs) for step, files in state.saved.items())
     hidden = ordered or state.storage.written_over > origin.step
@@ -83,7 +86,7 @@ def roll_back(state: State, why: str) -> Decision:
         saving=None,
         paused_at=None,
     )
-    return state, (Persist(), Record(kinds.RolledBack(era=state.era, step=origin.step), text))
+    return state, (Persist(), Record(kinds.RolledBack(era=state.era, step=origin.step, work_lost=int(work_lost)), text))
 
 
 def is_doubted(state: State, origin: Origin) -> bool:

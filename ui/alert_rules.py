@@ -121,8 +121,12 @@ def _no_storage(look: Look, now: float) -> Held | None:
 
 
 def _rolled_back(look: Look, now: float) -> Held | None:
-    at = max((i.time for i in look.history.incidents if i.kind == "rollback"), default=0.0)
-    return Held(1.0, at) if now - at < ROLLED_BACK_SECONDS else None
+    for entry in reversed(look.history.notable):
+        if now - entry.time >= ROLLED_BACK_SECONDS:
+            break
+        if isinstance(entry.event, RolledBack) and entry.event.work_lost:
+            return Held(1.0, entry.time)
+    return None
 
 
 def _too_expensive(look: Look, now: float) -> Held | None:

@@ -28,7 +28,7 @@ class Tally:
 
     def __init__(self) -> None:
         self.lost = Counter("culm_lost_nodes", "Nodes lost.", registry=None)
-        self.rollbacks = Counter("culm_rollbacks", "Times that both copies of a stage were lost.", registry=None)
+        self.rollbacks = Counter("culm_rollbacks", "Times that the run went back and lost work.", registry=None)
         self.redone = Counter(
             "culm_redone_instructions", "Instructions of lost nodes that heirs ran again.", registry=None
         )
@@ -56,7 +56,8 @@ class Tally:
                 self.redone.inc(event.redone)
                 self.resumes.observe(event.resume_ms / 1e3)
             case RolledBack():
-                self.rollbacks.inc()
+                if event.work_lost:
+                    self.rollbacks.inc()
                 self._begun = self._next = None
             case Paused():
                 self._paused = True

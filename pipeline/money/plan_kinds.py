@@ -61,8 +61,9 @@ class Hot(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolledBack(Event):
-    """A stage had no copy left. A new era begins from a checkpoint, or from step 0."""
+    """No copy of a stage is left. A new era begins from a checkpoint, or from step 0."""
 
     kind = "rollback"
     era: Annotated[int, "the number of the new era"] = 0
     step: Annotated[int, "the step that training goes on from"]
+    work_lost: Annotated[int, "0 where every node was let go and a last checkpoint was whole; else 1"] = 1

@@ -263,6 +263,15 @@ def test_a_step_that_nobody_saw_beginning_is_not_timed() -> None:
     assert (run["culm_step_seconds_count"], run["culm_step_seconds_sum"]) == (3, 3.5)
 
 
+def test_a_run_whose_nodes_were_all_let_go_after_a_checkpoint_has_lost_no_work() -> None:
+    run = Run(pb.GetStatusResponse())
+    run.happens(100.0, "rollback", era="1", step="2", work_lost="0")
+    assert run["culm_rollbacks_total"] == 0
+    run.happens(101.0, "rollback", era="2", step="2", work_lost="1")
+    run.happens(102.0, "rollback", era="3", step="2")
+    assert run["culm_rollbacks_total"] == 2, "an older log says nothing of it"
+
+
 def test_a_pause_is_no_step() -> None:
     run = Run(pb.GetStatusResponse())
     run.happens(100.0, "plan")

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from culm.coordinator.commands import Command, Dismiss
+from culm.coordinator.commands import Command, Dismiss, Record
 from culm.coordinator.decide import advance, begin, validate
 from culm.coordinator.ending import LAST_CHECKPOINT_SECONDS, SPARE_SECONDS
 from culm.coordinator.reports import (
@@ -21,6 +21,7 @@ from culm.coordinator.reports import (
     Tick,
 )
 from culm.coordinator.state import Phase, Settings, State
+from culm.pipeline.money.kinds import RolledBack
 from culm.pipeline.origin import Origin
 
 SETTINGS = Settings(stages=2, microbatches=2, steps=1, nodes=3)
@@ -38,6 +39,12 @@ def after(state: State, *reports: Report, now: float = 0.0) -> tuple[State, list
 
 def done(settings: Settings = SETTINGS) -> State:
     """n0 and n1 own a stage each of a run that is done; n2 is a spare."""
+    state = committed(begun(settings))
+    assert state.phase is Phase.DONE
+    return state
+
+
+def begun(settings: Settings) -> State:
     state = begin(settings)
     for node in ("n0", "n1", "n2"):
         state, _ = after(
@@ -45,7 +52,13 @@ def done(settings: Settings = SETTINGS) -> State:
             Joined(node=node, incarnation=1, address=f"{node}:1"),
             Available(node=node, incarnation=1, layer_costs=COSTS),
         )
+    return state
+
+
+def committed(state: State) -> State:
+    """The state once the running step is."""
     assert state.plan is not None
+    step = state.committed
     for s, stage in enumerate(state.plan.stages):
         for node in stage.holders():
             tallies = (1.0, 1.0) if s == 1 else ()
@@ -55,14 +68,14 @@ def done(settings: Settings = SETTINGS) -> State:
                     node=node,
                     incarnation=1,
                     era=state.era,
-                    step=0,
+                    step=step,
                     stage=s,
                     first_layer=stage.first_layer,
                     squared_norms=(1.0, 1.0),
                     tallies=tallies,
                 ),
             )
-    assert state.phase is Phase.DONE
+    assert state.committed == step + 1
     return state
 
 
@@ -148,6 +161,21 @@ def test_a_storage_that_does_not_answer_does_not_keep_them() -> None:
     state, commands = after(told_to_stop_after_the_last_commit(), Tick(), now=LAST_CHECKPOINT_SECONDS)
     assert {c.node for c in commands if isinstance(c, Dismiss)} == {"n0", "n1", "n2"}
     assert state.committed == 0, "nothing is left but to train again"
+
+
+@pytest.mark.parametrize("last", ["whole", "not whole"], ids="the last checkpoint is {}".format)
+def test_a_run_whose_nodes_all_stop_loses_work_unless_a_last_checkpoint_is_whole(last: str) -> None:
+    """The operator who stopped them is not to be told that all copies of a stage were lost at once."""
+    state = committed(begun(replace(SETTINGS, steps=9, checkpoint_url="file:///runs")))
+    for node in ("n0", "n1", "n2"):
+        state, _ = after(state, Draining(node, "it was told to stop", told=True))
+    state = committed(committed(state))  # the first of them asks for the checkpoint
+    if last == "whole":
+        state, commands = after(state, Checkpointed(Origin(2, "file:///runs/step-00000002", "ab" * 32)), Tick())
+    else:
+        state, commands = after(state, Tick(), now=LAST_CHECKPOINT_SECONDS)
+    (back,) = [c.event for c in commands if isinstance(c, Record) and isinstance(c.event, RolledBack)]
+    assert (back.step, back.work_lost) == ((2, 0) if last == "whole" else (0, 1))
 
 
 @pytest.mark.parametrize(

@@ -143,6 +143,11 @@ def test_a_rollback_is_told_for_ten_minutes() -> None:
     assert firing(look(back, 701.0)) == []
 
 
+def test_a_rollback_that_lost_no_work_is_not_told() -> None:
+    stopped = a_run(event(6, 100.0, "rollback", 1, era=1, step=1, work_lost=0))
+    assert "CulmRolledBack" not in firing(look(stopped, 130.0))
+
+
 def test_money() -> None:
     def at(now: float, per_hour: float) -> Look:
         cost = pb.GetCostResponse(nodes=[pb.NodeCost(node="n0", joined=START, price_per_hour=per_hour)])
