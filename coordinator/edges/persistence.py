@@ -11,9 +11,11 @@
 #                               one that measured them is still there
 #     the storage shows         checkpoints
 #     nobody knows any more     fenced, draining, parted, resumed, limits that an operator set, a pause that no plan has
-#                               yet, that the run has ended, and what audits have found, with what is in doubt for it
+#                               yet, that the run has ended, what audits have found, with what is in doubt for it, and
+#                               how long steps usually take
 #
-# No times are written: they are of this process's clock, which says nothing to another process. Every wait begins anew.
+# No moments are written: they are of this process's clock, which says nothing to another process. Every wait begins
+# anew.
 #
 # Keys that came later are read with a default (``document.get``), so a run goes on over an older state. A state that
 # lacks another key cannot be read: the leader then goes by what nodes and checkpoints tell.
@@ -68,6 +70,7 @@ def to_document(state: State) -> Document:
         "limits": asdict(state.limits) if state.limits is not None else None,
         "parted": {node: parted.peer for node, parted in state.parted.items()},
         "checks": _checks_to(state.checks),
+        "step_seconds": list(state.watch.recent),
     }
 
 
@@ -143,6 +146,7 @@ def from_document(document: Document, settings: Settings, term: int, now: float,
         parted={node: links.parted(peer, settings, now) for node, peer in document["parted"].items()},
         ending=_ending_from(document, now),
         checks=_checks_from(document.get("checks", {})),
+        watch=Watch(recent=tuple(map(float, document.get("step_seconds", ())))),
         pause=Pause(**document["pause"]) if document.get("pause") else None,
         limits=Limits(**document["limits"]) if document.get("limits") else None,
         took_over_at=now,  # nothing is lost or committed before the nodes had the time to tell (rule 8)
@@ -212,7 +216,7 @@ def without_volatile(state: State) -> State:
         lost_owners=(),
         storage=Storage(),
         review=None,
-        watch=Watch(),
+        watch=Watch(recent=state.watch.recent),
         ending=replace(state.ending, done_at=None),
         stopping=None,
         saving=None,

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from culm.coordinator import watchdog
 from culm.coordinator.checks import Checks
 from culm.coordinator.commands import Record
 from culm.coordinator.decide import advance, begin, validate
@@ -114,6 +115,19 @@ def test_what_audits_have_found_outlives_the_coordinator() -> None:
     assert successor_of(state).checks == known
     older = {name: value for name, value in to_document(state).items() if name != "checks"}
     assert from_document(older, SETTINGS, 4, 0.0).checks == Checks()
+
+
+def test_a_successor_knows_how_long_steps_usually_take() -> None:
+    """Of a run whose steps take three minutes each takeover was told as a stall, two minutes into the next step."""
+    slow = (180.0,) * 3
+    state = after(*arrival("n0"), *arrival("n1"), *step(0, 0.1))
+    state = replace(state, watch=replace(state.watch, recent=slow))
+    successor = replace(successor_of(state), took_over_at=None)
+    for now in (100.0, 300.0):
+        successor, told = watchdog.look(successor, now)
+        assert told == ()
+    older = {name: value for name, value in to_document(state).items() if name != "step_seconds"}
+    assert from_document(older, SETTINGS, 4, 0.0).watch.recent == ()
 
 
 def test_members_count_as_detached_until_they_attach_again() -> None:
