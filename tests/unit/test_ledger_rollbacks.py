@@ -130,7 +130,8 @@ def test_a_rollback_is_not_charged_with_a_pause(step: int, seconds: float) -> No
     """The pause was charged twice: its goodput was 0 %, and the forecast a hundred times as long."""
     cost = paused_for_an_hour(step).figures(3658)
     pause, rollback = cost.interruptions
-    assert (pause.kind, pause.seconds, pause.dollars) == ("pause", 3600.0, pytest.approx(0.72))
+    assert (pause.kind, pause.seconds) == ("pause", 3600.0)
+    assert pause.dollars == pytest.approx(0.72)
     assert (rollback.kind, rollback.seconds) == ("rollback", seconds)
     assert rollback.dollars == pytest.approx(seconds * 0.0002)
     assert cost.useful_seconds == pytest.approx(48.0 - seconds)

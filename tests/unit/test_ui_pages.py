@@ -350,9 +350,9 @@ def test_ended_runs_are_compared(log: Path) -> None:
 
 def test_the_cost_page_tells_what_is_to_come(log: Path) -> None:
     assert "3 calm steps are known beside the first one, and a forecast takes 5" in words(page("cost", log, at=5.0))
-    planned = event(20, 9.3, "plan", 5, steps=100, stage_count=2, stages="[]", samples_per_step=8)
-    add(log, planned, *(event(21 + i, 9.4 + 0.1 * i, "commit", 6 + i, step=5 + i, loss=1.5) for i in range(7)))
-    told = figures(page("cost", log, at=9.95))
-    # Five steps as of now, of 0.1 s; 84 as three of 1 s and these five. The lost node took 2 of 8.95 s.
-    assert told["Time left"] == f"{(5 * 0.1 + 84 * 3.5 / 8) / (1 - 2 / 8.95):.0f} s"
+    planned = event(20, 9.5, "plan", 5, steps=100, stage_count=2, stages="[]", samples_per_step=8)
+    add(log, planned, *(event(21 + i, 9.6 + 0.1 * i, "commit", 6 + i, step=5 + i, loss=1.5) for i in range(7)))
+    told = figures(page("cost", log, at=10.15))
+    # Five steps as of now, of 0.1 s; 84 as three of 1 s and these five. The lost node took 2 of 9.15 s.
+    assert told["Time left"] == f"{(5 * 0.1 + 84 * 3.5 / 8) / (1 - 2 / 9.15):.0f} s"
     assert told["Still to pay"] == "–"
