@@ -66,8 +66,11 @@ class Commits:
         return True
 
     def since(self, sequence: int) -> Iterator[Event]:
-        """From this number on."""
-        for i in range(bisect_left(self.sequences, sequence), len(self)):
+        """Those here now, from this number on. ``add`` may leave some out before a slow reader gets to them."""
+        newest = self.sequences[-1] if self.sequences else 0
+        # Places shift when ``add`` leaves commits out, so each next one is searched by its number.
+        while (i := bisect_left(self.sequences, sequence)) < len(self) and self.sequences[i] <= newest:
+            sequence = self.sequences[i] + 1
             yield self._event(i)
 
     def _event(self, i: int) -> Event:

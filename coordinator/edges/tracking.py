@@ -80,16 +80,24 @@ class Tracking:
             await asyncio.sleep(pause)
 
     async def _once(self, kind: str, where: str) -> str:
-        """Begins the tracker's process, feeds it to its end, and says why it has ended."""
+        """Begins the tracker's process, feeds it to its end, and says why it has ended, or why it cannot be fed."""
         words = [sys.executable, "-m", "culm.trackers", kind, where, *self._about]
         pipe, nowhere = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
         process = await asyncio.create_subprocess_exec(*words, stdin=pipe, stdout=nowhere, stderr=pipe)
         self._processes[kind] = process
-        feeding = asyncio.create_task(self._feed(process))
+        feeding, ending = asyncio.create_task(self._feed(process)), asyncio.create_task(_last_line(process))
         try:
-            return await _last_line(process)
+            await asyncio.wait((feeding, ending), return_when=asyncio.FIRST_COMPLETED)
+            if feeding.done() and (error := feeding.exception()) is not None:
+                # Its process would wait for ever. The next one is told all events again, so nothing is lost with it.
+                log.error("%s can be told no more events", kind, exc_info=error)
+                process.kill()
+                await ending
+                return told(f"its events cannot be read ({type(error).__name__}: {error})")
+            return await ending
         finally:
             feeding.cancel()
+            ending.cancel()
             await _closed(process)
 
     async def _feed(self, process: asyncio.subprocess.Process) -> None:

@@ -1,5 +1,6 @@
 """A run whose numbers are tracked: one value for each name and step, though the coordinator dies on the way."""
 
+import asyncio
 import os
 import signal
 from collections import Counter
@@ -10,7 +11,8 @@ import pytest
 import torch
 
 from culm.coordinator.edges import tracking
-from culm.coordinator.edges.tracking import refuse_missing
+from culm.coordinator.edges.event_log import EventLog
+from culm.coordinator.edges.tracking import Tracking, refuse_missing
 from culm.local.cluster import LocalCluster
 from culm.local.training import train
 from culm.pipeline.errors import JobError
@@ -85,6 +87,25 @@ def test_a_tracker_that_fails_holds_up_nothing(tmp_path: Path) -> None:
     assert "NotADirectoryError" in told.fields["why"]
     assert len(outcome.losses) == 6
     assert "tensorboard has not all numbers of run" in next((tmp_path / "run").glob("*coordinator*.log")).read_text()
+
+
+def test_a_log_that_cannot_be_read_to_a_tracker_is_told_like_its_own_failure(tmp_path: Path) -> None:
+    job = with_values(load_job(EXAMPLES / "digits_mlp.toml"), {"track.tensorboard": str(tmp_path / "board")})
+
+    def broken() -> EventLog:
+        raise IndexError("array index out of range")
+
+    async def scenario() -> None:
+        said: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
+        tracking = Tracking(job, "r", broken, lambda *words: said.set_result(words))
+        following = asyncio.create_task(tracking.follow())
+        async with asyncio.timeout(60.0):
+            tracker, why = await said
+        following.cancel()
+        await tracking.close()
+        assert (tracker, why) == ("tensorboard", "its events cannot be read (IndexError: array index out of range)")
+
+    asyncio.run(scenario())
 
 
 def test_one_that_is_not_installed_is_named_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -179,6 +179,29 @@ def test_what_is_kept_has_a_bound_and_the_curve_its_shape(monkeypatch: pytest.Mo
     asyncio.run(scenario())
 
 
+def test_a_slow_reader_is_told_what_is_kept_though_the_log_is_thinned_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kept_commits, "COMMITS_KEPT", 100)
+
+    async def scenario() -> None:
+        log = await opened(MemoryStore())
+        for step in range(100):
+            commit(log, step)
+        reading = log.since(0)
+        told = [next(reading).step - 1 for _ in range(10)]
+        log.record(Waiting(), "for a node", 100, 1)
+        for step in range(100, 151):  # the older half is thinned out once, and once more
+            commit(log, step)
+        told += [event.step - 1 for event in reading]
+        assert told[:10] == list(range(10))
+        assert told == sorted(set(told))
+        # What came meanwhile is for the next look: a commit of it would hide the event before it.
+        assert set(told[10:]) == {step for step in steps(log) if 10 <= step < 100}
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("written", [0, 1], ids=["before it was written", "after"])
 @pytest.mark.parametrize("value", [0.5, float("nan")])
 def test_what_a_commit_measured_is_told_once_by_whoever_leads(written: int, value: float) -> None:
