@@ -2048,7 +2048,7 @@ class GetStatusResponse(_message.Message):
     """Of the last committed step; NaN before the first."""
     samples_per_second: _builtins.float
     cost: _builtins.float
-    """Dollars so far."""
+    """Dollars so far; NaN while a coordinator that took over has not read what came before."""
     checkpoint: _builtins.int
     """Steps applied to the newest whole checkpoint; 0 if there is none."""
     kill_allowed: _builtins.bool
@@ -2503,7 +2503,9 @@ class GetCostResponse(_message.Message):
     as_of: _builtins.float
     """Unix time, seconds: until when the figures count."""
     dollars: _builtins.float
-    """So far, transfer and fixed costs included, and an hour of all that runs at present."""
+    """So far, transfer and fixed costs included, and an hour of all that runs at present. The first is NaN, and all
+    else 0, while a coordinator that took over has not read what came before.
+    """
     dollars_per_hour: _builtins.float
     samples: _builtins.int
     """Trained and still counting (not rolled back)."""

@@ -9,6 +9,7 @@ it reads the summary and the events after it, page by page, and events of its ow
 import asyncio
 import json
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from itertools import takewhile
 from typing import Any
 
 from culm.coordinator.edges.kept_commits import OLDEST_COLUMNS, Commits
+from culm.coordinator.edges.obstacles import Obstacles
 from culm.coordinator.edges.store import Store, StoreAway
 from culm.pipeline.money.codec import (
     Entry,
@@ -57,8 +59,8 @@ log = logging.getLogger("culm.coordinator")
 # Figures are differences between the times of events, so these never go back. Where the clock is set back, or that of
 # the leader before was ahead, events go on from the last one that is counted, by a clock that nobody sets.
 #
-# An outage of the store while the history is read costs history and nothing else: after READ_ATTEMPTS the log goes on
-# with what it has.
+# An outage of the store while the history is read delays it. Until then nobody knows what the run has cost, and
+# followers wait. A log that has to go on without the history writes no summary: the one that is there counts more.
 
 # Two streams in the store: "events", and "metrics" for kinds of which there is one a step or more. So a long run's
 # commits do not push out what happened to its nodes.
@@ -71,7 +73,8 @@ KEPT = 10_000
 USAGE_KEPT = 1_000  # the ledger has added up what is older
 # Events between two summaries: so many, at most, a successor reads one by one.
 SUMMARY_EVERY = 1_000
-READ_PAUSE, READ_ATTEMPTS = 0.5, 20  # of a store that does not answer while the history is read
+READ_PAUSE = 0.5  # seconds between attempts to read the history from a store that does not answer
+WAITING_MOST = 20_000  # own events that wait for the history; a store drops writes beyond as many (``redis_store``)
 
 Event = pb.ListEventsResponse  # as it is kept and sent
 CommitSaid = Committed | Measured | Evaluated
@@ -124,6 +127,7 @@ class EventLog:
         self._reader = Reader("the run's figures")
         self._waiting: list[Event] = []  # own events, until ``whole``
         self._unsummed = 0  # events since the last summary
+        self._lacks_history = False  # the figures do not count what came before
 
     def record(self, said: Said, text: str, step: int, generation: int) -> None:
         """Puts an event on record; a commit that is there already is told by the nodes of a leader that died.
@@ -185,6 +189,14 @@ class EventLog:
         self.ledger.take(entry)
         self._counted_at = self._passing()
 
+    def dollars(self, now: float) -> float:
+        """What the run has cost by ``now``, in unix seconds; NaN until the events before are here."""
+        return self.ledger.dollars(now) if self.whole.is_set() else math.nan
+
+    def figures(self, now: float) -> pb.GetCostResponse:
+        """Of what the run has cost by ``now``; none but a NaN until the events before are here."""
+        return self.ledger.figures(now) if self.whole.is_set() else pb.GetCostResponse(as_of=now, dollars=math.nan)
+
     def since(self, sequence: int) -> Iterator[Event]:
         """What is kept, from this number on, in order."""
         others = (_since(kept, sequence) for kept in (self._notable, self._usage, self._measured))
@@ -194,7 +206,7 @@ class EventLog:
 
     def sum_up(self) -> None:
         """Has the figures written as they are now: a successor need not read the events that they come from."""
-        if not self.whole.is_set():
+        if not self.whole.is_set() or self._lacks_history:
             return
         self._unsummed = 0
         try:
@@ -233,10 +245,12 @@ class EventLog:
                 # A thousand nodes attach meanwhile: the event loop takes turns.
                 if len(self._notable) % 500 == 0:
                     await asyncio.sleep(0)
-        except StoreAway as error:
-            log.warning("could not read earlier events from Redis; they will be missing: %s", error)
         except Exception:
-            log.exception("could not read earlier events; they will be missing")
+            self._lacks_history = True
+            log.exception(
+                "could not read earlier events: until another coordinator leads, they are missing, "
+                "and what the run has cost does not count them"
+            )
         self.whole.set()
         own, self._waiting = self._waiting, []
         # The store may have the last commit in the state and not in the log: it is put on record now.
@@ -296,14 +310,19 @@ class EventLog:
             after = page[-1][0]
 
     async def _patiently(self, read: Callable[[], Any]) -> Any:
-        for attempt in range(READ_ATTEMPTS):
+        """Raises StoreAway only once too many own events wait meanwhile."""
+        obstacles = Obstacles(log)
+        while True:
             try:
                 return await read()
-            except StoreAway:
-                if attempt == READ_ATTEMPTS - 1:
+            except StoreAway as error:
+                if len(self._waiting) >= WAITING_MOST:
                     raise
+                obstacles.say(
+                    f"waiting for Redis to read earlier events ({error}): until then nobody is told of events, "
+                    "and it is not known what the run has cost"
+                )
                 await asyncio.sleep(READ_PAUSE)
-        return None
 
 
 def _since(kept: "deque[tuple[int, bytes]]", sequence: int) -> list[Event]:

@@ -392,7 +392,7 @@ class Leader:
     # ---- views ------------------------------------------------------------------------------------------------------
 
     def cost(self) -> pb.GetCostResponse:
-        return self.log.ledger.figures(self.log.now())
+        return self.log.figures(self.log.now())
 
     def status(self) -> pb.GetStatusResponse:
         now = time.monotonic()

@@ -237,6 +237,8 @@ class RedisStore:
         try:
             found: Any = await self._redis.get(f"{self._prefix}{name}")
         except RedisError as error:
+            if _is_mistake(error):
+                raise
             raise StoreAway(str(error)) from error
         return None if found is None else str(found)
 
@@ -262,6 +264,8 @@ class RedisStore:
         try:
             found: Any = await self._redis.xrange(f"{self._prefix}{stream}", min=first, count=PAGE)
         except RedisError as error:
+            if _is_mistake(error):
+                raise
             raise StoreAway(str(error)) from error
         return [(number, entry) for number, entry in found]
 

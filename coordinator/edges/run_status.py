@@ -70,7 +70,7 @@ class RunStatus:
             checkpoint_folder=state.checkpoints[-1].folder if state.checkpoints else "",
             checkpoint_sha256=state.checkpoints[-1].sha256 if state.checkpoints else "",
             kept_seconds=ending.seconds_left(state, now),
-            cost=log.ledger.dollars(wall),
+            cost=log.dollars(wall),
             kill_allowed=self._settings.allow_kill,
             samples_per_step=state.settings.samples_per_step,
             tokens_per_step=state.settings.tokens_per_step,

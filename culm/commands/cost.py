@@ -3,6 +3,7 @@
 import argparse
 import gzip
 import json
+import math
 import time
 from collections.abc import Iterator
 
@@ -98,11 +99,14 @@ def as_json(figures: pb.GetCostResponse) -> dict[str, object]:
     document: dict[str, object] = MessageToDict(
         figures, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )
+    document["dollars"] = None if math.isnan(figures.dollars) else figures.dollars
     return {**document, "samples": figures.samples, "tokens": figures.tokens, "crossing_bytes": figures.crossing_bytes}
 
 
 def in_words(figures: pb.GetCostResponse) -> list[str]:
     """The figures, a line each. A figure that is not known is left out."""
+    if math.isnan(figures.dollars):
+        return ["not known yet: the coordinator waits for Redis to read what the run has cost before"]
     of = of_chunks(figures.chunks)
     hour = f"${figures.dollars_per_hour:.4f} an hour"
     lines = [f"so far          ${figures.dollars:.4f}, now {hour}"]

@@ -50,7 +50,7 @@ def as_json(response: pb.GetStatusResponse, cost: pb.GetCostResponse) -> dict[st
         "tokens": response.step * response.tokens_per_step or None,
         "loss": None if math.isnan(response.loss) else response.loss,
         "samples_per_second": response.samples_per_second,
-        "cost": response.cost,
+        "cost": None if math.isnan(response.cost) else response.cost,
         "forecast": _fields(cost, "forecast"),
         "one_more": _fields(cost, "one_more"),
         "one_less": _fields(cost, "one_less"),
@@ -140,6 +140,8 @@ def status(arguments: argparse.Namespace) -> int:
     print(f"{response.job}: {_phase(response)}")
     of = of_chunks(response.graph.chunks)
     speed, money = of.speed(response.samples_per_second), f"${response.cost:.4f} so far"
+    if math.isnan(response.cost):
+        money = "cost not known yet"
     if at_example_prices(response.nodes):
         money += f", {EXAMPLE_PRICES}"
     done = f"{of.step} {response.step}/{response.steps}"

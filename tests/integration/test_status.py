@@ -1,6 +1,7 @@
 """``culm status`` and ``culm events`` on a cluster that has lost a node."""
 
 import json
+import math
 import os
 import signal
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from culm.__main__ import main
+from culm.commands import cost
 from culm.commands.status import as_json, audits_in_words, exposure_lines
 from culm.local.cluster import LocalCluster
 from culm.local.training import train
@@ -81,3 +83,12 @@ def test_tensor_workers_are_told_of_a_graph_server() -> None:
     assert [node["tensor_work"] for node in told["nodes"]] == [found, None]
     fixed: Any = as_json(pb.GetStatusResponse(), pb.GetCostResponse())
     assert fixed["workers_wanted"] is None
+
+
+def test_a_cost_that_is_not_known_yet_is_no_zero() -> None:
+    figures = pb.GetCostResponse(dollars=math.nan)
+    assert cost.in_words(figures) == [
+        "not known yet: the coordinator waits for Redis to read what the run has cost before"
+    ]
+    assert cost.as_json(figures)["dollars"] is None
+    assert as_json(pb.GetStatusResponse(cost=math.nan), figures)["cost"] is None

@@ -324,6 +324,19 @@ def test_a_key_of_another_kind_ends_a_coordinator_at_once(key: str, server: Serv
     in_time(scenario)
 
 
+@pytest.mark.parametrize("key", ["summary", "events"])
+def test_a_leader_waits_for_no_history_under_a_key_of_another_kind(key: str, server: Server) -> None:
+    async def scenario() -> None:
+        server.client.sadd(f"culm:r:{key}", "no text")
+        store = RedisStore(server.process.url, "r", "a", LEASE_SECONDS)
+        await store.acquire()
+        with pytest.raises(ResponseError, match="WRONGTYPE"):
+            await (store.get(key) if key == "summary" else store.read(key))
+        await store.close()
+
+    in_time(scenario)
+
+
 def test_a_leader_whose_server_has_become_a_replica_writes_to_its_successor(server: Server, tmp_path: Path) -> None:
     """The address leads to another server, and the connection to the old one stays open."""
     successor, address = Server(tmp_path / "successor"), tmp_path / "address"

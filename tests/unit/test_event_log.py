@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import math
 import zlib
 from typing import Any
 
@@ -15,7 +16,7 @@ from culm.coordinator.edges.event_log import EventLog
 from culm.coordinator.edges.store import MemoryStore, StoreAway
 from culm.coordinator.state import Settings
 from culm.pipeline.money.codec import Entry, to_fields, to_message, to_stored
-from culm.pipeline.money.kinds import Committed, Joined, Measured, Planned, RolledBack, Used, Waiting, words_of
+from culm.pipeline.money.kinds import Committed, Joined, Measured, Planned, Priced, RolledBack, Used, Waiting, words_of
 from culm.protos import coordinator_pb2 as pb
 
 PLANNED = Planned(generation=1, steps=9, stage_count=1, stages=(), samples_per_step=8)
@@ -109,19 +110,67 @@ def test_a_summary_that_cannot_be_read_counts_for_nothing(summary: str) -> None:
     asyncio.run(scenario())
 
 
-def test_a_store_that_is_away_keeps_no_leader_from_recording(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Away(MemoryStore):
-        async def get(self, name: str) -> str | None:
-            raise StoreAway("gone")
+class Away(MemoryStore):
+    """Of its reads so many that come next are not answered."""
 
+    away = 0
+
+    async def get(self, name: str) -> str | None:
+        if self.away:
+            self.away -= 1
+            raise StoreAway("Redis is loading")
+        return await super().get(name)
+
+
+async def that_has_cost_ten_dollars_an_hour_later(store: MemoryStore) -> None:
+    log = await opened(store)
+    log.record(Joined(node="n0", incarnation=1), "n0 joined", 0, 0)
+    priced = Priced(
+        node="n0", incarnation=1, per_hour=10, on_demand_per_hour=20, per_gb_zones=0, per_gb_regions=0, source=""
+    )
+    log.record(priced, "n0 costs 10 $/h", 0, 0)
+    log.sum_up()
+    store.streams.clear()  # as of a long run: what the summary counts has gone from the streams
+
+
+def test_an_outage_of_the_store_in_a_takeover_costs_no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_log, "READ_PAUSE", 0.0)
 
     async def scenario() -> None:
-        log = EventLog(Away(), 2, lambda: 100.0)
+        await that_has_cost_ten_dollars_an_hour_later(store := Away())
+        store.away = 100
+        log = EventLog(store, 2, lambda: 100.0)
+        reading = asyncio.create_task(log.read_before())
+        while store.away > 10 and not reading.done():
+            await asyncio.sleep(0)
+        log.sum_up()
+        assert math.isnan(log.dollars(3700.0))
+        assert math.isnan(log.figures(3700.0).dollars)
+        await reading
+        assert log.dollars(3700.0) == log.figures(3700.0).dollars == 10.0
+
+    asyncio.run(scenario())
+
+
+def test_a_leader_that_never_read_what_came_before_records_all_the_same_and_leaves_the_summary(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(event_log, "READ_PAUSE", 0.0)
+    monkeypatch.setattr(event_log, "WAITING_MOST", 1)
+
+    async def scenario() -> None:
+        await that_has_cost_ten_dollars_an_hour_later(store := Away())
+        store.away = 100
+        log = EventLog(store, 2, lambda: 100.0)
         commit(log, 3)
         await log.read_before()
         commit(log, 4)
         assert steps(log) == [3, 4]
+        log.sum_up()
+        store.away = 0
+        successor = await opened(store, 3)
+        assert successor.dollars(3700.0) == 10.0
+        assert steps(successor) == [3, 4]
 
     asyncio.run(scenario())
 
