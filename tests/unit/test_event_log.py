@@ -5,6 +5,7 @@ import base64
 import json
 import math
 import zlib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -249,6 +250,13 @@ def test_a_slow_reader_is_told_what_is_kept_though_the_log_is_thinned_meanwhile(
         assert set(told[10:]) == {step for step in steps(log) if 10 <= step < 100}
 
     asyncio.run(scenario())
+
+
+def test_the_page_on_cost_says_from_when_on_a_log_lacks_events() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "cost.md").read_text()
+    kept = f"{event_log.USAGE_KEPT:,} `usage` events, {kept_commits.COMMITS_KEPT:,} commits"
+    assert kept in page
+    assert f"{event_log.KEPT:,} of the other events" in page
 
 
 @pytest.mark.parametrize("written", [0, 1], ids=["before it was written", "after"])
