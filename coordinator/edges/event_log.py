@@ -21,6 +21,7 @@ from typing import Any
 
 from culm.coordinator.edges.kept_commits import OLDEST_COLUMNS, Commits
 from culm.coordinator.edges.obstacles import Obstacles
+from culm.coordinator.edges.run_metrics import Tally
 from culm.coordinator.edges.store import Store, StoreAway
 from culm.pipeline.money.codec import (
     Entry,
@@ -109,6 +110,7 @@ class EventLog:
         self.whole = asyncio.Event()
         self.ledger = Ledger()
         self.windows: dict[int, Windows] = {}
+        self.tally = Tally()
         # What the last commit on record told, by this leader or one before, and that of the last one that is in the
         # figures; by kind. They differ while own events wait. Both are empty after a rollback.
         self._last: Mapping[str, CommitSaid] = {}
@@ -128,6 +130,7 @@ class EventLog:
         self._waiting: list[Event] = []  # own events, until ``whole``
         self._unsummed = 0  # events since the last summary
         self._lacks_history = False  # the figures do not count what came before
+        self._lacks_tally = False  # the summary is of a version that had none in it
 
     def record(self, said: Said, text: str, step: int, generation: int) -> None:
         """Puts an event on record; a commit that is there already is told by the nodes of a leader that died.
@@ -184,6 +187,7 @@ class EventLog:
         self._reader.read(event, self._count_entry)
 
     def _count_entry(self, entry: Entry) -> None:
+        self.tally.take(entry)
         if isinstance(entry.event, Hot):
             self.windows.setdefault(entry.event.stage, Windows()).add(entry.event.exposure_ms / 1e3)
         self.ledger.take(entry)
@@ -214,6 +218,7 @@ class EventLog:
                 "sequence": self._newest,
                 "ledger": self.ledger.to_document(),
                 "windows": {s: [w.count, w.longest, w.total] for s, w in self.windows.items()},
+                "tally": self.tally.to_document(),
                 "commits": self._commits.to_text(),
                 "columns": self._commits.COLUMNS,
             }
@@ -245,6 +250,8 @@ class EventLog:
                 # A thousand nodes attach meanwhile: the event loop takes turns.
                 if len(self._notable) % 500 == 0:
                     await asyncio.sleep(0)
+            if self._lacks_tally:
+                await self._tally_anew()
         except Exception:
             self._lacks_history = True
             log.exception(
@@ -260,6 +267,14 @@ class EventLog:
         for said in lacking:
             self._last = {kind: other for kind, other in self._last.items() if kind != said.kind}
             self.record(said, words_of(said), said.step if isinstance(said, Evaluated) else said.step + 1, 0)
+
+    async def _tally_anew(self) -> None:
+        """Of the events that are kept."""
+        self.tally = Tally()
+        for i, event in enumerate(self.since(0)):
+            self._reader.read(event, self.tally.take)
+            if i % 500 == 0:
+                await asyncio.sleep(0)
 
     def _is_on_record(self, said: CommitSaid, own: Sequence[Event]) -> bool:
         """``own``: events that wait."""
@@ -285,12 +300,14 @@ class EventLog:
                 for s, (count, longest, total) in summary["windows"].items()
             }
             self._commits.read(summary["commits"], summary.get("columns", OLDEST_COLUMNS))
+            tally = Tally.from_document(summary["tally"]) if summary.get("tally") else None
             sequence = int(summary["sequence"])
         except Exception as error:
             log.warning("could not read the summary of the run's figures (%s): they begin with the events kept", error)
             self._commits = Commits()
             return 0
-        self.ledger, self.windows = ledger, windows
+        self.ledger, self.windows, self.tally = ledger, windows, tally or Tally()
+        self._lacks_tally = tally is None
         return sequence
 
     def _event_of(self, entry: Mapping[str, str]) -> Event | None:

@@ -1,44 +1,71 @@
 """What the coordinator tells Prometheus: its status as it is, and what its event log adds up to."""
 
-import threading
+from bisect import bisect_left
 from collections import Counter as Count
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any
 
-from prometheus_client import Counter, Histogram
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from culm.pipeline.money.codec import Entry, Reader
+from culm.pipeline.money.codec import Entry
 from culm.pipeline.money.kinds import Committed, Lost, Paused, Planned, Recovered, RolledBack, Unpaused
 from culm.protos import coordinator_pb2 as pb
 
 # Prometheus asks now and then, on a thread of the metrics' own server. ``look`` asks the event loop, where the leader
-# lives. Of the event log only what is new is read, and added up here: a scrape costs as much as what has happened since
-# the one before. A coordinator that takes over reads the log from its beginning, as far as it is kept.
+# lives. The event log has its events added up here as they come, and its summary has the sums: of a long run the log no
+# longer keeps what a successor would have to add up again.
 
 NODE_STATES = ("joining", "spare", "active", "draining", "detached")
 STEP_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0)
 RESUME_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
-Look = Callable[[int], tuple[pb.GetStatusResponse, Sequence[pb.ListEventsResponse]]]
+Look = Callable[[], tuple[pb.GetStatusResponse, Sequence[Metric]]]
+
+
+class Counter:
+    """As Prometheus means it; its client's own cannot be set to where a coordinator before has ended."""
+
+    def __init__(self, name: str, words: str) -> None:
+        self._name, self._words = name, words
+        self.value = 0.0
+
+    def inc(self, by: float = 1.0) -> None:
+        self.value += by
+
+    def collect(self) -> Metric:
+        return CounterMetricFamily(self._name, self._words, self.value)
+
+
+class Histogram:
+    """As Prometheus means it, likewise."""
+
+    def __init__(self, name: str, words: str, buckets: Sequence[float]) -> None:
+        self._name, self._words, self._buckets = name, words, buckets
+        self.counts = [0] * (len(buckets) + 1)  # of each bucket alone; the last: above all of them
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self._buckets, value)] += 1
+        self.sum += value
+
+    def collect(self) -> Metric:
+        buckets = list(zip([*map(str, self._buckets), "+Inf"], accumulate(self.counts), strict=True))
+        return HistogramMetricFamily(self._name, self._words, buckets, self.sum)
 
 
 class Tally:
-    """Adds up the event log, which outlives a coordinator: so a successor's numbers go on where these end."""
+    """Adds up the event log, over all coordinators of the run: a successor's numbers go on where these end."""
 
     def __init__(self) -> None:
-        self.lost = Counter("culm_lost_nodes", "Nodes lost.", registry=None)
-        self.rollbacks = Counter("culm_rollbacks", "Times that the run went back and lost work.", registry=None)
-        self.redone = Counter(
-            "culm_redone_instructions", "Instructions of lost nodes that heirs ran again.", registry=None
-        )
+        self.lost = Counter("culm_lost_nodes", "Nodes lost.")
+        self.rollbacks = Counter("culm_rollbacks", "Times that the run went back and lost work.")
+        self.redone = Counter("culm_redone_instructions", "Instructions of lost nodes that heirs ran again.")
         self.resumes = Histogram(
-            "culm_resume_seconds",
-            "From losing a node to its heir's first instruction.",
-            registry=None,
-            buckets=RESUME_BUCKETS,
+            "culm_resume_seconds", "From losing a node to its heir's first instruction.", RESUME_BUCKETS
         )
-        self.steps = Histogram("culm_step_seconds", "From one commit to the next.", registry=None, buckets=STEP_BUCKETS)
+        self.steps = Histogram("culm_step_seconds", "From one commit to the next.", STEP_BUCKETS)
         self._begun: float | None = None  # the running step, in unix time: by the commit before, or by the first plan
         self._next: int | None = None  # the running step's number; None: any
         self._paused = False  # a pause is in effect: no step runs
@@ -72,28 +99,41 @@ class Tally:
             self.steps.observe(max(0.0, at - self._begun))
         self._begun, self._next, self._paused = at, step + 1, False
 
-    def collect(self) -> Iterator[Metric]:
-        for metric in (self.lost, self.rollbacks, self.redone, self.resumes, self.steps):
-            yield from metric.collect()
+    def collect(self) -> list[Metric]:
+        return [each.collect() for each in (self.lost, self.rollbacks, self.redone, self.resumes, self.steps)]
+
+    def to_document(self) -> dict[str, Any]:
+        """All of it as JSON-able data. Stores hold documents of coordinators before: no name here ever changes."""
+        return {
+            **{name: getattr(self, name).value for name in ("lost", "rollbacks", "redone")},
+            **{name: [getattr(self, name).counts, getattr(self, name).sum] for name in ("resumes", "steps")},
+            "running": [self._begun, self._next],
+            "paused": self._paused,
+        }
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> "Tally":
+        """What ``to_document`` was made from. Raises KeyError, TypeError or ValueError for what is none."""
+        tally = cls()
+        for counter, name in ((tally.lost, "lost"), (tally.rollbacks, "rollbacks"), (tally.redone, "redone")):
+            counter.value = float(document[name])
+        for histogram, name in ((tally.resumes, "resumes"), (tally.steps, "steps")):
+            counts, total = document[name]
+            if len(counts) == len(histogram.counts):  # another version may have other buckets: it begins anew
+                histogram.counts, histogram.sum = counts, total
+        tally._begun, tally._next = document["running"]
+        tally._paused = bool(document["paused"])
+        return tally
 
 
 class RunCollector(Collector):
-    """The run's metrics. ``look(n)`` gives the status and the events after the number ``n``. See docs/metrics.md."""
+    """The run's metrics. ``look`` gives the status, and what the event log adds up to. See docs/metrics.md."""
 
     def __init__(self, look: Look) -> None:
         self._look = look
-        self._tally = Tally()
-        self._reader = Reader("the run's metrics")
-        self._seen = 0  # the number of the last event that was added up. Invariant: never falls, so none counts twice
-        self._turn = threading.Lock()  # two may ask at once
 
     def collect(self) -> Iterator[Metric]:
-        with self._turn:
-            status, events = self._look(self._seen)
-            for event in events:
-                self._reader.read(event, self._tally.take)
-                self._seen = event.sequence
-            totals = list(self._tally.collect())
+        status, totals = self._look()
         return iter((*totals, *gauges(status)))
 
 

@@ -23,6 +23,7 @@ from collections.abc import AsyncIterator, Sequence
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+from prometheus_client.core import Metric
 
 from culm.coordinator import reports
 from culm.coordinator.edges.attend_call import AttendCalls
@@ -250,11 +251,12 @@ def _expose(leader: Leader, exposition: Exposition) -> None:
     """Has the run's metrics read on the event loop, where the leader lives, and not on the thread that asks."""
     loop = asyncio.get_running_loop()
 
-    async def look(seen: int) -> tuple[pb.GetStatusResponse, Sequence[pb.ListEventsResponse]]:
-        return leader.status(), list(leader.log.since(seen + 1)) if leader.log.whole.is_set() else []
+    async def look() -> tuple[pb.GetStatusResponse, Sequence[Metric]]:
+        # A counter that begins at 0 before the log is read would seem to rise by all that came before.
+        return leader.status(), leader.log.tally.collect() if leader.log.whole.is_set() else []
 
-    def ask(seen: int) -> tuple[pb.GetStatusResponse, Sequence[pb.ListEventsResponse]]:
-        return asyncio.run_coroutine_threadsafe(look(seen), loop).result(SCRAPE_SECONDS)
+    def ask() -> tuple[pb.GetStatusResponse, Sequence[Metric]]:
+        return asyncio.run_coroutine_threadsafe(look(), loop).result(SCRAPE_SECONDS)
 
     exposition.registry.register(RunCollector(ask))
     exposition.announce()

@@ -17,7 +17,18 @@ from culm.coordinator.edges.event_log import EventLog
 from culm.coordinator.edges.store import MemoryStore, StoreAway
 from culm.coordinator.state import Settings
 from culm.pipeline.money.codec import Entry, to_fields, to_message, to_stored
-from culm.pipeline.money.kinds import Committed, Joined, Measured, Planned, Priced, RolledBack, Used, Waiting, words_of
+from culm.pipeline.money.kinds import (
+    Committed,
+    Joined,
+    Lost,
+    Measured,
+    Planned,
+    Priced,
+    RolledBack,
+    Used,
+    Waiting,
+    words_of,
+)
 from culm.protos import coordinator_pb2 as pb
 
 PLANNED = Planned(generation=1, steps=9, stage_count=1, stages=(), samples_per_step=8)
@@ -248,6 +259,33 @@ def test_a_slow_reader_is_told_what_is_kept_though_the_log_is_thinned_meanwhile(
         assert told == sorted(set(told))
         # What came meanwhile is for the next look: a commit of it would hide the event before it.
         assert set(told[10:]) == {step for step in steps(log) if 10 <= step < 100}
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("older", [False, True], ids=["of this version", "of a version before"])
+def test_the_counters_of_a_long_run_go_on_where_those_of_the_coordinator_before_end(
+    older: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_log, "KEPT", 50)
+
+    async def scenario() -> None:
+        log = await opened(store := MemoryStore())
+        log.record(PLANNED, "1 node", 0, 1)
+        for step in range(100):
+            commit(log, step)
+            log.record(Lost(node="n1", step=step), "n1 is lost", step, 1)
+        log.sum_up()
+        if older:
+            store.texts["summary"] = json.dumps(json.loads(store.texts["summary"]) | {"tally": None})
+        store.streams["events"] = store.streams["events"][-50:]
+        successor = await opened(store, 2)
+        assert successor.tally.lost.value == (50 if older else 100)
+        assert sum(successor.tally.steps.counts) == (99 if older else 100)  # the first plan is kept no more
+        commit(successor, 100)
+        successor.record(Lost(node="n1", step=100), "n1 is lost", 100, 1)
+        successor.sum_up()
+        assert (await opened(store, 3)).tally.lost.value == (51 if older else 101)
 
     asyncio.run(scenario())
 

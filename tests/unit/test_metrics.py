@@ -15,10 +15,12 @@ from typing import Any
 import pytest
 import yaml
 from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from culm.__main__ import MODULES
-from culm.coordinator.edges.run_metrics import RunCollector
+from culm.coordinator.edges.run_metrics import RunCollector, Tally
+from culm.pipeline.money.codec import Reader
 from culm.pipeline.resources import Resources
 from culm.pipeline.rpc.exposition import Exposition, parse_listen
 from culm.pipeline.times import TimeSplit
@@ -123,16 +125,17 @@ class Run:
 
     def __init__(self, status: pb.GetStatusResponse) -> None:
         self.status = status
-        self.events: list[pb.ListEventsResponse] = []
+        self.tally, self.reader, self.number = Tally(), Reader("the run's metrics"), 0
         self.registry = CollectorRegistry()
         self.registry.register(RunCollector(self.look))
 
-    def look(self, seen: int) -> tuple[pb.GetStatusResponse, Sequence[pb.ListEventsResponse]]:
-        return self.status, [event for event in self.events if event.sequence > seen]
+    def look(self) -> tuple[pb.GetStatusResponse, Sequence[Metric]]:
+        return self.status, self.tally.collect()
 
     def happens(self, time: float, kind: str, **fields: str) -> None:
-        number = len(self.events) + 1
-        self.events.append(pb.ListEventsResponse(sequence=number, time=time, kind=kind, fields=fields))
+        self.number += 1
+        event = pb.ListEventsResponse(sequence=self.number, time=time, kind=kind, fields=fields)
+        self.reader.read(event, self.tally.take)
 
     def __getitem__(self, name: str | tuple[str, ...]) -> float:
         return samples(self.registry)[(name,) if isinstance(name, str) else name]
@@ -247,6 +250,20 @@ def test_the_event_log_adds_up_however_often_it_is_read() -> None:
     assert run["culm_resume_seconds_bucket", "0.025"] == 1
 
 
+def test_a_coordinator_that_takes_over_goes_on_from_the_sums_of_the_one_before() -> None:
+    run, after = (Run(pb.GetStatusResponse()) for _ in range(2))
+    run.happens(100.0, "plan")
+    run.happens(100.5, "commit", step="0", loss="1.0")
+    run.happens(100.75, "lost", node="n1")
+    run.happens(101.0, "recovered", node="n1", stage="1", redone="6", resume_ms="20.0")
+    after.tally = Tally.from_document(json.loads(json.dumps(run.tally.to_document())))
+    for each in (run, after):
+        each.happens(107.5, "commit", step="1", loss="1.0")  # a step that the one before saw beginning
+        each.happens(108.0, "rollback", era="1", step="0")
+    assert after["culm_step_seconds_sum"] == 7.5
+    assert samples(after.registry) == pytest.approx(samples(run.registry), nan_ok=True)
+
+
 def test_a_step_that_nobody_saw_beginning_is_not_timed() -> None:
     """Commits of a leader that died may be on no record; after a rollback the step is another."""
     run = Run(pb.GetStatusResponse())
@@ -321,7 +338,7 @@ def test_what_is_no_address_is_refused(listen: str) -> None:
 def test_metrics_are_served_over_http() -> None:
     exposition = Exposition("127.0.0.1:0")
     try:
-        exposition.registry.register(RunCollector(lambda seen: (pb.GetStatusResponse(step=4), ())))
+        exposition.registry.register(RunCollector(lambda: (pb.GetStatusResponse(step=4), ())))
         with urllib.request.urlopen(f"http://{exposition.address}/metrics", timeout=10.0) as response:
             assert "culm_step 4.0" in response.read().decode()
     finally:
