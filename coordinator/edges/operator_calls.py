@@ -58,7 +58,8 @@ class OperatorCalls:
         if not saving.step_of(state):
             what = f"no step is trained yet, so there is nothing to be saved: the run is {state.phase.value}"
             await context.abort(Code.FAILED_PRECONDITION, what)
-        if state.phase is Phase.FAILED:
+        # One that failed in its closing step is trained: its nodes go on writing the last checkpoint (``ending``).
+        if state.phase is Phase.FAILED and state.committed < state.steps:
             await context.abort(Code.FAILED_PRECONDITION, f"the run has failed: {state.detail}")
         self._leader.take(SaveAsked(_who(request.who, context)))
         step = saving.step_of(state)

@@ -10,7 +10,7 @@ from culm.pipeline.errors import JobError
 from culm.pipeline.rpc.channel import details
 from culm.protos import coordinator_pb2 as pb
 from culm.terminal.client import connect
-from culm.terminal.save_now import save_now
+from culm.terminal.save_now import nobody_writes, save_now
 
 SECONDS = 60.0  # that a checkpoint may take before the processes end all the same
 
@@ -36,7 +36,7 @@ def part(coordinator: str, seconds: float = SECONDS, tell: Callable[[str], None]
     with channel:
         try:
             status = stub.GetStatus(pb.GetStatusRequest(), timeout=5.0)
-            if status.phase not in ("running", "paused"):
+            if not _can_save(status):
                 return _left(status)
             saved = save_now(stub, seconds, tell)
             if not saved.problem:
@@ -44,6 +44,12 @@ def part(coordinator: str, seconds: float = SECONDS, tell: Callable[[str], None]
             return _left(stub.GetStatus(pb.GetStatusRequest(), timeout=5.0), saved.problem)
         except grpc.RpcError as error:
             return Parting(f"nothing can be saved: {details(error)}")
+
+
+def _can_save(status: pb.GetStatusResponse) -> bool:
+    """Whether nodes are there that save what the run has trained. After its last step they write it unasked."""
+    trained = status.phase in ("done", "failed") and status.step == status.steps
+    return status.phase in ("running", "paused") or (trained and not nobody_writes(status))
 
 
 def _left(status: pb.GetStatusResponse, why: str = "") -> Parting:

@@ -53,6 +53,8 @@ def save_now(stub: CoordinatorStub, seconds: float, tell: Callable[[str], None])
                 status = stub.GetStatus(pb.GetStatusRequest(), timeout=5.0)
             if status.checkpoint_folder and status.checkpoint >= step:
                 return Saved(status.checkpoint, status.checkpoint_folder)
+            if nobody_writes(status):
+                return Saved(problem=f"the run is {status.phase}, and its nodes have gone", refused=True)
             now_at = _progress(status, step)
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
@@ -67,6 +69,12 @@ def save_now(stub: CoordinatorStub, seconds: float, tell: Callable[[str], None])
             tell(now_at)
             told, told_at = now_at, now
         time.sleep(POLL_SECONDS)
+
+
+def nobody_writes(status: pb.GetStatusResponse) -> bool:
+    """Whether the run is over and its nodes have gone, so that no further checkpoint comes."""
+    # A coordinator that takes over a run that is done has its plan at once, and its nodes a moment later.
+    return (status.phase == "done" and not status.plan.stages) or (status.phase == "failed" and not status.nodes)
 
 
 def _progress(status: pb.GetStatusResponse, step: int) -> str:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import grpc
 import pytest
 
+from culm.coordinator.state import Phase
 from culm.protos import coordinator_pb2 as pb
 from tests.integration.test_coordinator_service import Cluster, run
 
@@ -47,6 +48,19 @@ def test_a_run_that_pauses_before_its_first_step_has_nothing_to_save() -> None:
         await running.until(lambda s: s.phase == "paused")
         save = running.stub.SaveCheckpoint(pb.SaveCheckpointRequest(who="ada"))
         assert "no step is trained yet, so there is nothing to be saved: the run is paused" in await refused(save)
+
+    run(scenario)
+
+
+def test_a_run_that_failed_in_its_closing_step_names_its_last_checkpoint_and_no_other_one() -> None:
+    async def scenario(running: Cluster) -> None:
+        settings = replace(running.leader.state.settings, checkpoint_url="file:///culm")
+        trained = replace(running.leader.state, settings=settings, phase=Phase.FAILED, committed=settings.steps)
+        running.leader._state = trained
+        request = pb.SaveCheckpointRequest(who="ada")
+        assert (await running.stub.SaveCheckpoint(request)).step == settings.steps
+        running.leader._state = replace(trained, committed=settings.steps - 1)
+        assert "the run has failed" in await refused(running.stub.SaveCheckpoint(request))
 
     run(scenario)
 

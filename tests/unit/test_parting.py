@@ -54,6 +54,14 @@ def status(phase: str = "running", step: int = 7, checkpoint: int = 0) -> pb.Get
     )
 
 
+def ended(phase: str, checkpoint: int) -> pb.GetStatusResponse:
+    """Of a run whose last step is trained, and whose nodes are there."""
+    over = status(phase, 90, checkpoint)
+    over.plan.stages.add()
+    over.nodes.add(id="n0")
+    return over
+
+
 def test_what_was_trained_is_saved_first(served: tuple[Coordinator, str]) -> None:
     coordinator, address = served
     coordinator.statuses, coordinator.step = [status(), status(), status(step=8), status(step=8, checkpoint=8)], 8
@@ -79,6 +87,36 @@ def test_a_storage_that_takes_too_long_is_not_waited_for(served: tuple[Coordinat
     parting = part(address, 0.0)
     assert parting.lost_steps == 1
     assert parting.text.startswith(f"saved up to step 8: {FOLDER}; 1 step is lost that came after it (no checkpoint is")
+
+
+@pytest.mark.parametrize("phase", ["done", "failed"])
+def test_the_last_checkpoint_of_a_run_that_has_just_ended_is_waited_for(
+    phase: str, served: tuple[Coordinator, str]
+) -> None:
+    """Its nodes were ended while they wrote it, and all that came after the checkpoint before was lost."""
+    coordinator, address = served
+    writing, whole = ended(phase, checkpoint=80), ended(phase, checkpoint=90)
+    coordinator.statuses, coordinator.step = [writing, writing, writing, whole], 90
+    told: list[str] = []
+    parting = part(address, 30.0, told.append)
+    assert (parting.text, parting.lost_steps) == (f"saved up to step 90: {FOLDER}", 0)
+    assert told == ["the nodes write the checkpoint of step 90"]
+
+
+@pytest.mark.parametrize(
+    ("phase", "text"),
+    [("done", "the run is over: "), ("failed", f"saved up to step 80: {FOLDER}; 10 steps are lost that came after it")],
+)
+def test_a_run_that_has_ended_is_not_waited_for_once_its_nodes_have_gone(
+    phase: str, text: str, served: tuple[Coordinator, str]
+) -> None:
+    coordinator, address = served
+    gone = status(phase, 90, 80)
+    coordinator.statuses, coordinator.step = [gone], 90
+    assert part(address).text == text
+    assert coordinator.asked == 0
+    coordinator.statuses = [ended(phase, checkpoint=80), ended(phase, checkpoint=80), gone]
+    assert part(address).text.startswith(text)
 
 
 @pytest.mark.parametrize(
