@@ -78,32 +78,57 @@ def keep(folder: Path) -> int:
         with cluster:
             command = ui_command() if wish["ui"] else []
             ui = Ui(command, folder, cluster.address) if command else None
-            while (folder / RECORD).exists():
-                cluster.check()
-                _add_what_is_asked_for(folder, cluster)
-                if ui is not None:
-                    ui.check()
-                record = _noted(folder, record, cluster, ui)
+            failing = False
+            while True:
+                # The run needs nothing of what is read and written here, so a full disk does not end it.
+                try:
+                    if not (folder / RECORD).exists():
+                        break
+                    _add_what_is_asked_for(folder, cluster)
+                    if ui is not None:
+                        ui.check()
+                    record = _noted(folder, record, cluster, ui)
+                    failing = False
+                except OSError as error:
+                    if not failing:
+                        _say(f"{error}: the cluster goes on, and its record is written as soon as that works")
+                    failing = True
                 time.sleep(POLL_SECONDS)
-        print(f"culm up: {folder} has been removed, so its cluster is ended: nobody could find it", file=sys.stderr)
+                cluster.check()
+        _say(f"{folder} has been removed, so its cluster is ended: nobody could find it")
         return 1
     except (RunFailed, RedisUnavailable) as error:
-        print(f"culm up: {error}", file=sys.stderr)
-        clusters.write(folder, replace(record, gone={**record.gone, KEEPER: str(error)}))
+        _say(str(error))
+        _note_the_end(folder, record, str(error))
         return error.code if isinstance(error, RunFailed) else 2
     except KeyboardInterrupt:
         return 0
+    except Exception as error:
+        _note_the_end(folder, record, f"{type(error).__name__}: {error}; see {folder / 'keeper.log'}")
+        raise
     finally:
         if ui is not None:
             ui.child.stop()
+
+
+def _say(text: str) -> None:
+    """Into the keeper's log, where its disk has room for it."""
+    with suppress(OSError):
+        print(f"culm up: {text}", file=sys.stderr)
+
+
+def _note_the_end(folder: Path, record: Record, why: str) -> None:
+    """Puts on record why the whole cluster ends."""
+    with suppress(OSError):
+        clusters.write(folder, replace(record, gone={**record.gone, KEEPER: why}))
 
 
 def _add_what_is_asked_for(folder: Path, cluster: LocalCluster) -> None:
     """Starts the nodes that ``culm add`` asks for, and removes the file that says so: that is the answer."""
     with suppress(FileNotFoundError):
         asked = json.loads((folder / ADD).read_text())
+        (folder / ADD).unlink()  # first: where that fails nothing is started, and nothing twice at the next turn
         cluster.add_all(asked["further"])
-        (folder / ADD).unlink()
 
 
 def _noted(folder: Path, record: Record, cluster: LocalCluster, ui: Ui | None) -> Record:
@@ -121,10 +146,10 @@ def _noted(folder: Path, record: Record, cluster: LocalCluster, ui: Ui | None) -
         processes=living,
         gone=dict(cluster.gone),
     )
-    for name in noted.gone.keys() - record.gone.keys():
-        print(f"culm up: {name} is not started again: {noted.gone[name]}; culm add starts it", file=sys.stderr)
     if noted != record:
         clusters.write(folder, noted)
+    for name in noted.gone.keys() - record.gone.keys():
+        _say(f"{name} is not started again: {noted.gone[name]}; culm add starts it")
     return noted
 
 

@@ -171,8 +171,8 @@ class LocalCluster:
         """Starts those nodes that are not started again by themselves, and so many others."""
         for name in [name for name in self.gone if name in self.names]:
             self._failed.pop(name, None)
-            del self.gone[name]
             self._start_stage(name)
+            del self.gone[name]
         for _ in range(further):
             self.add(f"n{len(self.names)}")
 

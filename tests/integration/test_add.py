@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from culm.engines.engine import ADD
 from culm.local import clusters
-from culm.local.clusters import KEEPER, Record
+from culm.local.clusters import KEEPER, RECORD, Record
 from tests.integration.test_up_down import culm, up
 
 SECONDS = 120.0
@@ -64,6 +65,34 @@ def test_nodes_that_are_not_started_again_are_named_and_come_back_when_asked_for
     before = step()
     until("it trains on", lambda: step() > before + 3)
     assert "every node runs" in culm("add").stdout
+
+
+def test_a_record_that_cannot_be_written_does_not_end_the_cluster(home: Path) -> None:
+    """As on a full disk: all of it ended with a traceback when the next node was killed."""
+    told = up("--name", "one", "--nodes", "1", "--set", "job.steps=1000000")
+    folder, keeper = Path(told["folder"]), told["pids"][KEEPER]
+    os.kill(keeper, signal.SIGSTOP)  # else it could look while there is neither
+    (folder / RECORD).rename(folder / "aside")
+    (folder / RECORD).mkdir()
+    os.kill(told["pids"]["n0"], signal.SIGKILL)
+    os.kill(keeper, signal.SIGCONT)
+    until("it says so", lambda: "its record is written as soon as that works" in (folder / "keeper.log").read_text())
+    os.kill(keeper, signal.SIGSTOP)
+    (folder / RECORD).rmdir()
+    (folder / "aside").rename(folder / RECORD)
+    os.kill(keeper, signal.SIGCONT)
+    until("n0 is on record again", lambda: known().processes["n0"].pid != told["pids"]["n0"])
+    assert known().processes[KEEPER].pid == keeper
+    assert (folder / "keeper.log").read_text().count("its record is written") == 1
+
+
+def test_whatever_ends_a_keeper_is_on_record(home: Path) -> None:
+    told = up("--name", "one", "--nodes", "1", "--set", "job.steps=1000000")
+    asked = Path(told["folder"]) / ADD
+    asked.with_suffix(".part").write_text("{}")  # which nobody writes: it lacks the number
+    asked.with_suffix(".part").rename(asked)
+    until("all have ended", lambda: not known().is_up)
+    assert f"one on local has ended: KeyError: 'further'; see {told['folder']}/keeper.log" in culm("clusters").stdout
 
 
 def test_a_cluster_that_has_ended_by_itself_is_told_as_such(home: Path) -> None:
