@@ -6,11 +6,14 @@ The id of a process may be used again, so a process is known by its id and its s
 import json
 import os
 import shutil
+import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -105,13 +108,24 @@ def write(folder: Path, record: Record) -> None:
 
 
 def read(folder: Path) -> Record | None:
-    """The cluster's record, if it has one."""
+    """The cluster's record, if it has one. Of one that another version of Culm has written, what this one knows.
+
+    Raises JobError where it cannot be read.
+    """
+    file = folder / RECORD
     try:
-        document = json.loads((folder / RECORD).read_text())
+        document = json.loads(file.read_text())
+        processes = {name: Process(**_known(Process, each)) for name, each in document.get("processes", {}).items()}
+        return Record(**{**_known(Record, document), "processes": processes})
     except FileNotFoundError:
         return None
-    processes = {name: Process(**process) for name, process in document.pop("processes").items()}
-    return Record(**document, processes=processes)
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        mend = "use the version of Culm that wrote it, or remove the file if its cluster has ended"
+        raise JobError(f"the cluster's record cannot be read ({error})", str(file), mend) from error
+
+
+def _known(kind: type[Record] | type[Process], document: Mapping[str, Any]) -> dict[str, Any]:
+    return {each.name: document[each.name] for each in fields(kind) if each.name in document}
 
 
 def running_clusters() -> list[str]:
@@ -130,8 +144,19 @@ def listening_at(address: str) -> str:
 
 
 def _records() -> list[Record]:
-    found = [read(folder) for folder in sorted(clusters_folder().glob("*/"))]
+    """Of all clusters but those whose record cannot be read: whoever asks for the others gets them all the same."""
+    found = []
+    for folder in sorted(clusters_folder().glob("*/")):
+        try:
+            found.append(read(folder))
+        except JobError as error:
+            _say_once(f"culm: {error}")
     return [record for record in found if record is not None]
+
+
+@cache
+def _say_once(line: str) -> None:
+    print(line, file=sys.stderr)
 
 
 def refuse_running(name: str) -> None:

@@ -239,6 +239,37 @@ def test_a_cluster_is_listed_and_entered_by_its_name(
         enter("gtp")
 
 
+def test_the_record_of_another_version_is_read_as_far_as_it_is_known(home: Path) -> None:
+    here = Process.of(os.getpid())
+    assert here is not None
+    record = Record(name="gpt", address="127.0.0.1:1", processes={"keeper": here})
+    clusters.write(clusters.make_folder("gpt"), record)
+    file = clusters.folder_of("gpt") / clusters.RECORD
+    document = json.loads(file.read_text())
+    document["processes"]["keeper"]["zone"] = document["zone"] = "of a later version"
+    file.write_text(json.dumps(document))
+    assert clusters.read(file.parent) == record
+    del document["processes"]  # of an earlier version
+    file.write_text(json.dumps(document))
+    assert clusters.read(file.parent) == Record(name="gpt", address="127.0.0.1:1")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"name": "gpt", "processes": {"n0": {}}}'])
+def test_a_record_that_cannot_be_read_stops_no_command_that_is_about_others(
+    text: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = clusters.make_folder("gpt") / clusters.RECORD
+    file.write_text(text)
+    clusters.write(clusters.make_folder("mlp"), Record(name="mlp", engine="slurm", handles={"coordinator": "12"}))
+    assert main(["clusters", "--json"]) == 0
+    told = capsys.readouterr()
+    assert list(json.loads(told.out)) == ["mlp"]
+    assert told.err.count(f"culm: {file}: the cluster's record cannot be read (") == 1
+    assert only_one() == "mlp"
+    assert main(["down", "gpt"]) == 2
+    assert f"culm down: {file}: the cluster's record cannot be read (" in capsys.readouterr().err
+
+
 def test_a_command_of_the_cluster_that_fails_is_told_in_a_line() -> None:
     ask = partial(run, where="--on slurm", mend="see whether it answers", seconds=20.0)
     assert ask(["sh", "-c", "echo $WORD", "x"], variables={"WORD": "told"}) == "told\n"
