@@ -1,7 +1,6 @@
 """``culm logs``: what the processes of a cluster say, wherever it runs."""
 
 import argparse
-import itertools
 import sys
 import time
 from collections import deque
@@ -18,6 +17,7 @@ from culm.terminal.client import connect
 from culm.terminal.node_lines import NodeLines
 
 POLL_SECONDS = 0.5
+Source = Callable[[], Iterator[str | None]]  # of an engine: the lines of a log so far
 
 
 def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -105,7 +105,7 @@ def _of_a_node(arguments: argparse.Namespace) -> int:
             return 0
 
 
-def _chosen(sources: Mapping[str, Callable[[], Iterator[str]]], part: str) -> Mapping[str, Callable[[], Iterator[str]]]:
+def _chosen(sources: Mapping[str, Source], part: str) -> Mapping[str, Source]:
     if not part:
         return sources
     if part not in sources:
@@ -113,13 +113,17 @@ def _chosen(sources: Mapping[str, Callable[[], Iterator[str]]], part: str) -> Ma
     return {part: sources[part]}
 
 
-def _print_new(part: str, lines: Callable[[], Iterator[str]], seen: int, tail: int | None, named: bool) -> int:
+def _print_new(part: str, lines: Source, seen: int, tail: int | None, named: bool) -> int:
     """Prints the lines after those that were seen, and returns how many there are by now."""
-    count = seen
+    count = 0
     kept: deque[str] = deque(maxlen=tail)
-    for line in itertools.islice(lines(), seen, None):
-        count += 1
-        kept.append(f"{part}: {plain(line)}" if named else plain(line))
+    for count, line in enumerate(lines(), start=1):
+        if count > seen and line is not None:
+            kept.append(f"{part}: {plain(line)}" if named else plain(line))
+    if not count:
+        return seen  # whoever has the log did not answer
+    if count < seen:  # another log has begun, as of a container that was started again
+        return _print_new(part, lines, 0, None, named)
     for line in kept:
         print(line)
     sys.stdout.flush()

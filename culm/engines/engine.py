@@ -72,8 +72,8 @@ class Engine(Protocol):
         """What it has of this cluster, and the state of each in the engine's own words."""
         ...
 
-    def logs(self, folder: Path, record: Record) -> Mapping[str, Callable[[], Iterator[str]]]:
-        """By part, what gives the lines of its log so far."""
+    def logs(self, folder: Path, record: Record) -> Mapping[str, Callable[[], Iterator[str | None]]]:
+        """By part, what gives the lines of its log so far; None for a line that can no longer be had."""
         ...
 
     def down(self, folder: Path, record: Record) -> list[str]:

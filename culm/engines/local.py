@@ -69,6 +69,12 @@ def lines_of(file: Path) -> Iterator[str]:
         yield from (line.rstrip("\n") for line in opened)
 
 
+def last_lines_of(file: Path, most: int) -> tuple[int, list[str]]:
+    """So many at most, and how many lines come before them."""
+    lines = list(lines_of(file))
+    return max(0, len(lines) - most), lines[-most:]
+
+
 def _start_keeper(folder: Path, record: Record) -> "subprocess.Popen[bytes]":
     """Starts the process that starts all others, and puts it on record before it does anything."""
     with open(folder / "keeper.log", "ab", opener=private.opener) as log:

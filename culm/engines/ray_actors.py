@@ -16,7 +16,7 @@ from pathlib import Path
 
 import ray
 
-from culm.engines.local import lines_of
+from culm.engines.local import last_lines_of
 from culm.engines.ray_private import drained_at
 from culm.engines.services import FAILED, StageServer, keep_coordinator, read_address, unpacked
 from culm.terminal.outcome import RunFailed
@@ -46,8 +46,8 @@ class Coordinator:
     def state(self) -> str:
         return self._failed or f"running on {_machine()}"
 
-    def lines(self) -> list[str]:
-        return list(lines_of(self._folder / "coordinator.log"))[-LINES:]
+    def lines(self) -> tuple[int, list[str]]:
+        return last_lines_of(self._folder / "coordinator.log", LINES)
 
     def stop(self) -> None:
         self._stop.set()
@@ -78,8 +78,8 @@ class Stage:
     def state(self) -> str:
         return f"{'leaving' if self._server.told else 'running on'} {_machine()} as {self._name}"
 
-    def lines(self) -> list[str]:
-        return list(lines_of(self._log))[-LINES:]
+    def lines(self) -> tuple[int, list[str]]:
+        return last_lines_of(self._log, LINES)
 
     def stop(self) -> None:
         self._server.stop()

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,7 @@ class RayCluster:
         finally:
             ray.shutdown()
 
-    def logs(self, folder: Path, record: Record) -> Mapping[str, Callable[[], Iterator[str]]]:
+    def logs(self, folder: Path, record: Record) -> Mapping[str, Callable[[], Iterator[str | None]]]:
         if not record.handles:
             return {file.stem: partial(lines_of, file) for file in sorted(folder.glob("*.log"))}
         ray = connected(record.handles["address"])
@@ -125,7 +126,9 @@ class RayCluster:
         for part, name in _actors(record).items():
             with suppress(ValueError):  # no actor has this name
                 actors[part] = ray.get_actor(name, NAMESPACE)
-                private.write_text(folder / f"{part}.log", "".join(f"{line}\n" for line in _lines(ray, name)))
+                private.write_text(
+                    folder / f"{part}.log", "".join(f"{x}\n" for x in _lines(ray, name) if x is not None)
+                )
         stopping = [actor.stop.remote() for actor in actors.values()]
         ray.wait(stopping, num_returns=len(stopping), timeout=ANSWER_SECONDS)
         for actor in actors.values():
@@ -249,6 +252,8 @@ def _state(ray: Any, name: str) -> str:
         return f"restarting ({type(error).__name__})"
 
 
-def _lines(ray: Any, name: str) -> Iterator[str]:
+def _lines(ray: Any, name: str) -> Iterator[str | None]:
     with suppress(ValueError, ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
-        yield from ray.get(ray.get_actor(name, NAMESPACE).lines.remote(), timeout=ANSWER_SECONDS)
+        before, lines = ray.get(ray.get_actor(name, NAMESPACE).lines.remote(), timeout=ANSWER_SECONDS)
+        yield from repeat(None, before)
+        yield from lines
