@@ -104,8 +104,8 @@ def keep_coordinator(folder: Path, host: str = "", stop: threading.Event | None 
         load_job(folder / "job.toml", []),
         None,
         0,
-        # Where it was found before, though the port may be taken for a moment.
-        address=",".join([f"0.0.0.0:{known.rpartition(':')[2]}"] * ATTEMPTS if known else ["0.0.0.0:0"]),
+        # Where it was found before, though the port may be taken for a moment. On another machine it may stay taken.
+        address=",".join([*[f"0.0.0.0:{known.rpartition(':')[2]}"] * (ATTEMPTS if known else 0), "0.0.0.0:0"]),
         folder=folder,
         resume=settings.resume,
         allow=settings.allow,
@@ -115,9 +115,13 @@ def keep_coordinator(folder: Path, host: str = "", stop: threading.Event | None 
     )
     stop = stop or threading.Event()
     with cluster:
-        port = cluster.address.rpartition(":")[2]
-        private.write_text(folder / "address", f"{host or socket.gethostname()}:{port}")
-        while not stop.wait(POLL_SECONDS):
+        told = ""
+        while True:
+            if cluster.address != told:
+                told = cluster.address
+                private.write_text(folder / "address", f"{host or socket.gethostname()}:{told.rpartition(':')[2]}")
+            if stop.wait(POLL_SECONDS):
+                return
             cluster.check()
 
 

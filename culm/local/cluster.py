@@ -276,7 +276,9 @@ class LocalCluster:
         self._coordinator_failures = in_a_row(self._coordinator_failures, child.ran) if code > 0 else 0
         if code == 2 or self._coordinator_failures > COORDINATOR_FAILURES:
             raise RunFailed(child.last_line(), code)
-        self._start_coordinator([self.address] * RESTARTS)
+        # Processes of this machine are told the address once. Nodes of other machines look for it, and find a new one.
+        elsewhere = [] if self.names or self._workers else [f"{self.address.rpartition(':')[0]}:0"]
+        self._start_coordinator([self.address] * RESTARTS + elsewhere)
 
     def _coordinator_words(self, address: str) -> list[str]:
         assert self._redis is not None
