@@ -20,9 +20,9 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     parser = commands.add_parser(
         "add",
         help="start nodes of a local cluster again, or further ones",
-        description="Starts the nodes of a local cluster that are not started again by themselves: those that were "
-        "drained, and those that ended by themselves several times in a row. A node that is killed comes back without "
-        "it.",
+        description="Starts the nodes and tensor workers of a local cluster that are not started again by themselves: "
+        "those that were drained, and those that ended by themselves several times in a row. A node that is killed "
+        "comes back without it.",
         epilog="examples:\n  culm add\n  culm add gpt --spares 2",
     )
     parser.add_argument(

@@ -84,7 +84,7 @@ class LocalCluster:
         stamp = time.strftime("%Y%m%d-%H%M%S")
         self.folder = folder or Path("runs") / f"{job.job.name}-{stamp}-{os.getpid()}"
         self.deaths: list[tuple[str, float]] = []  # (node, unix time)
-        self.gone: dict[str, str] = {}  # nodes that are not started again by themselves, and why
+        self.gone: dict[str, str] = {}  # nodes and workers that are not started again by themselves, and why
         self._wanted = nodes
         self._workers = [f"w{i}" for i in range(job.graph.first_workers if job.graph is not None else 0)]
         self._workers_started = len(self._workers)
@@ -168,10 +168,10 @@ class LocalCluster:
         self._start_stage(name)
 
     def add_all(self, further: int) -> None:
-        """Starts those nodes that are not started again by themselves, and so many others."""
-        for name in [name for name in self.gone if name in self.names]:
+        """Starts those nodes and tensor workers that are not started again by themselves, and so many other nodes."""
+        for name in list(self.gone):
             self._failed.pop(name, None)
-            self._start_stage(name)
+            self._start_node(name)
             del self.gone[name]
         for _ in range(further):
             self.add(f"n{len(self.names)}")
@@ -180,6 +180,7 @@ class LocalCluster:
         """Starts tensor workers, or lets the newest go, until so many are there."""
         while len(self._workers) > count:
             name = self._workers.pop()
+            self.gone.pop(name, None)
             if name in self._children:
                 self._children[name].interrupt()
         while len(self._workers) < count:
