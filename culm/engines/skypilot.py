@@ -140,7 +140,8 @@ class SkyPilot:
         raise JobError(f"ssh does not reach the coordinator's machine: {last_words(lines_of(log))}", WHERE, mend)
 
     def parts(self, folder: Path, record: Record) -> Mapping[str, str]:
-        return {**_machine(record), **{part: state for part, (_, state) in _jobs(record).items()}}
+        jobs = {part: ", ".join(state for _, state in each) for part, each in _jobs(record).items()}
+        return {**_machine(record), **jobs}
 
     def logs(self, folder: Path, record: Record) -> Mapping[str, Callable[[], Iterator[str]]]:
         asked = {
@@ -155,7 +156,7 @@ class SkyPilot:
             return []
         machine, jobs = _machine(record), _jobs(record)
         if jobs:
-            _run(["sky", "jobs", "cancel", "--yes", *(str(number) for number, _ in jobs.values())])
+            _run(["sky", "jobs", "cancel", "--yes", *(str(number) for each in jobs.values() for number, _ in each)])
         if machine:
             _run(["sky", "down", "--yes", record.handles[COORDINATOR]], seconds=DOWN_SECONDS)
         clusters.write(folder, replace(record, handles={}))
@@ -304,12 +305,18 @@ def _machine(record: Record) -> dict[str, str]:
     return {COORDINATOR: str(known[0].get("status"))} if known else {}
 
 
-def _jobs(record: Record) -> dict[str, tuple[int, str]]:
-    """By node, the number and the state of its managed job, if that has not ended."""
+def _jobs(record: Record) -> dict[str, list[tuple[int, str]]]:
+    """By node, the numbers and the states of its managed jobs that have not ended.
+
+    There may be several of one name, and ended ones beside them: somebody has launched it again, as ``more`` says.
+    """
     nodes = {name: part for part, name in record.handles.items() if part != COORDINATOR}
     known = _asked(["sky", "jobs", "queue", "--all", "--output", "json"], []) if nodes else []
-    found = {nodes[x["job_name"]]: (int(x["job_id"]), str(x["status"])) for x in known if x.get("job_name") in nodes}
-    return {node: found[node] for node in record.handles if node in found and not found[node][1].startswith(ENDED)}
+    found: dict[str, list[tuple[int, str]]] = {node: [] for node in nodes.values()}
+    for job in known:
+        if job.get("job_name") in nodes and not str(job["status"]).startswith(ENDED):
+            found[nodes[job["job_name"]]].append((int(job["job_id"]), str(job["status"])))
+    return {node: jobs for node, jobs in found.items() if jobs}
 
 
 def _asked(words: list[str], usual: Any) -> Any:

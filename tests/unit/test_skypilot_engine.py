@@ -39,6 +39,7 @@ if words[:2] == ["jobs", "queue"]:
         sys.exit(1)
     print("Fetching managed job statuses...")
     states = [("RUNNING", name) for name in jobs] + [("FAILED", "an-older-one"), ("RUNNING", "of-somebody-else")]
+    states += [("FAILED", jobs[0]), ("PENDING", jobs[1])]  # of nodes that were launched twice
     found = enumerate(states, 7)
     print(json.dumps([{{"job_id": i, "job_name": name, "status": state}} for i, (state, name) in found]))
 elif words[0] == "status":
@@ -127,7 +128,7 @@ def test_it_launches_waits_and_is_reached_and_ended(here: Path, folder: Path) ->
     assert len(runs) == 1
     assert cluster == f"culm-{runs.pop()}-coordinator"
     nodes = dict.fromkeys(("n0", "n1", "n2", "n3"), "RUNNING")
-    assert engine.parts(folder, record) == {"coordinator": "UP", **nodes}
+    assert engine.parts(folder, record) == {"coordinator": "UP", **nodes, "n1": "RUNNING, PENDING"}
     assert list(engine.logs(folder, record)["n1"]()) == ["culm coordinator: the job file is at fault"]
     host, _, port = engine.reach(folder, record).partition(":")
     with socket.create_connection((host, int(port))):
@@ -135,7 +136,7 @@ def test_it_launches_waits_and_is_reached_and_ended(here: Path, folder: Path) ->
     assert engine.down(folder, record) == ["coordinator", *nodes]
     (cancelled, ended) = [each["words"] for each in asked(here) if {"cancel", "down"} & set(each["words"])]
     assert cancelled[:3] == ["jobs", "cancel", "--yes"]
-    assert sorted(cancelled[3:]) == ["10", "7", "8", "9"]
+    assert sorted(cancelled[3:]) == ["10", "14", "7", "8", "9"]
     assert ended == ["down", "--yes", cluster]
     down = clusters.read(folder)
     assert down is not None
