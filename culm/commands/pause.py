@@ -65,10 +65,12 @@ def pause(arguments: argparse.Namespace) -> int:
             print(f"it is paused already: {before.detail}")
             return 0
         _ask(lambda: stub.Pause(pb.PauseRequest(who=who()), timeout=5.0), arguments)
+        runs = before.phase == "running"  # else it waits for nodes, and is paused at once
         if arguments.no_wait:
-            print("the run pauses with the next commit")
+            print("the run pauses with the next commit" if runs else "the run is paused before its next step")
             return 0
-        print(f"step {before.step + 1} of {before.steps} runs: its commit pauses the run", file=sys.stderr)
+        if runs:
+            print(f"step {before.step + 1} of {before.steps} runs: its commit pauses the run", file=sys.stderr)
         return _wait(stub, arguments, lambda s: s.phase in ("paused", "waiting") and s.HasField("pause"), "paused")
 
 
