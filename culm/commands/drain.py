@@ -7,12 +7,17 @@ import time
 import grpc
 
 from culm.pipeline.errors import JobError
+from culm.pipeline.money.kinds import ENDS, Left
 from culm.pipeline.rpc.channel import details
+from culm.pipeline.text import cleaned
 from culm.protos import coordinator_pb2 as pb
+from culm.protos.coordinator_pb2_grpc import CoordinatorStub
 from culm.terminal import flags
 from culm.terminal.client import connect
 
 POLL_SECONDS = 0.1
+EVENTS_SECONDS = 30.0  # for all events of a long run
+ENDS_OF_NODES = {each.kind for each in ENDS}
 
 
 def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -50,10 +55,15 @@ def drain(arguments: argparse.Namespace) -> int:
         while time.monotonic() < deadline:
             try:
                 status = stub.GetStatus(pb.GetStatusRequest(), timeout=5.0)
+                gone = all((n.id, n.incarnation) != (arguments.node, incarnation) for n in status.nodes)
+                end = _end_of(arguments.node, stub) if gone else None
             except grpc.RpcError as error:
                 mend = "see the coordinator's log"
                 raise JobError(f"the coordinator has gone: {details(error)}", arguments.coordinator, mend) from error
-            if all((n.id, n.incarnation) != (arguments.node, incarnation) for n in status.nodes):
+            if end is not None and end.kind != Left.kind:
+                print(f"culm drain: it has not handed over: {end.text}; see culm events", file=sys.stderr)
+                return 1
+            if gone:
                 print(f"{arguments.node} has left")
                 return 0
             time.sleep(POLL_SECONDS)
@@ -61,3 +71,10 @@ def drain(arguments: argparse.Namespace) -> int:
         f"culm drain: {arguments.node} is still there after {arguments.timeout:g} s; see culm events", file=sys.stderr
     )
     return 1
+
+
+def _end_of(node: str, stub: CoordinatorStub) -> pb.ListEventsResponse | None:
+    """The event with which the node went; None where the coordinator has none on record."""
+    events = stub.ListEvents(pb.ListEventsRequest(from_sequence=1), timeout=EVENTS_SECONDS)
+    ends = [event for event in events if event.kind in ENDS_OF_NODES and event.fields["node"] == node]
+    return cleaned(ends[-1]) if ends else None
