@@ -21,7 +21,10 @@ _KEYS: Mapping[str, Mapping[str, str]] = {
     "data": {"*": "data", "tokens_per_sample": "", "workers": ""},
     "train": {"*": "train", "activation_checkpointing": "", "average": "", "metrics": ""},
     "pipeline": {"microbatches": "data", "pipelines": "data"},
+    "graph": {"staleness": "train", "refresh": "train", "fresh_at_end": "train"},
 }
+# Of these the last two change no bit while no value is old.
+_WITH_STALENESS = frozenset({"graph.refresh", "graph.fresh_at_end"})
 
 FROZEN = " frozen"  # behind a parameter in an outline: it is not trained
 
@@ -82,8 +85,9 @@ def keys_of(job: Job) -> dict[str, tuple[str, Any]]:
 def changes(then: Job, now: Job) -> list[Change]:
     """What differs between two jobs and changes the bits."""
     before, after = keys_of(then), keys_of(now)
+    unused = frozenset() if then.staleness.most or now.staleness.most else _WITH_STALENESS
     out = []
-    for key in sorted({**before, **after}):
+    for key in sorted({*before, *after} - unused):
         part = (before.get(key) or after[key])[0]
         old, new = before.get(key, (part, None))[1], after.get(key, (part, None))[1]
         if (type(old), old) != (type(new), new):  # 1, 1.0 and True are equal, and a constructor may tell them apart
@@ -106,6 +110,26 @@ def refuse_changes(
         what = f"{first.key} is {_shown(first.now)} in this job, and {_shown(first.then)} in {whose}'s{more}"
         parts = ",".join(part for part in PARTS if part in {change.part for change in found})
         raise JobError(what, where, mend or f"set it back, or let it differ with --allow {parts}")
+
+
+def refuse_other_ages(then: Job, now: Job, step: int, allowed: Iterable[str], where: str) -> None:
+    """Raises JobError where chunks of a graph took, or would take, values of another age than in one undisturbed run.
+
+    ``then``: the job of the checkpoint of this step. No key differs that ``refuse_changes`` refuses. What epochs before
+    the step gave lies in no checkpoint, and with more steps the fresh epochs at the end come later.
+    """
+    if "train" in allowed:
+        return
+    old, new = then.staleness, now.staleness
+    mend = "or let it differ with --allow train"
+    if new.lag(step):
+        what = f"epoch {step} takes values of epochs before, which are in no checkpoint"
+        raise JobError(what, where, f"resume from a step that is a multiple of {new.refresh}, {mend}")
+    first = min(old.fresh_from, new.fresh_from)
+    if old.fresh_from != new.fresh_from and step > first:
+        what = f"the last epochs are fresh from step {new.fresh_from} on in this job, and were from {old.fresh_from} on"
+        what += f" in the run that wrote the checkpoint of step {step}"
+        raise JobError(what, where, f"resume from step {first - first % new.refresh} or before, {mend}")
 
 
 def difference(then: Job, now: Job) -> str:

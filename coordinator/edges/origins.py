@@ -27,7 +27,7 @@ from culm.pipeline.checkpoints.manifest import (
 )
 from culm.pipeline.early_stop import NONE_SO_FAR, EarlyStop, early_stop
 from culm.pipeline.errors import JobError
-from culm.pipeline.identity import Identity, difference, refuse_changes
+from culm.pipeline.identity import Identity, difference, refuse_changes, refuse_other_ages
 from culm.pipeline.identity_parts import with_what_follows
 from culm.pipeline.job import Job, parse_job
 from culm.pipeline.origin import Origin
@@ -77,6 +77,7 @@ def resumable(found: Found, manifest: Manifest, settings: CoordinatorSettings) -
     except JobError as error:
         raise JobError(f"its job cannot be read: {error}", where, "resume with the version that wrote it") from error
     refuse_changes(then, job, settings.allow, where)
+    refuse_other_ages(then, job, manifest.step, settings.allow, where)
     let = with_what_follows(settings.allow)
     lineage = sha256 if settings.allow else manifest.identity.lineage
     return Agreement(checkpoint=manifest.identity.without(let), lineage=lineage)
@@ -316,6 +317,7 @@ def of_another_job(manifest: Manifest, job: Job, allowed: frozenset[str]) -> str
     try:
         then = parse_job(manifest.job_toml, "the checkpoint's job")
         refuse_changes(then, job, allowed, "")
+        refuse_other_ages(then, job, manifest.step, allowed, "")
     except JobError as error:
         return error.what
     if job.worse_allowed and not _stops_no_later(then, job):
