@@ -18,6 +18,7 @@
 # All of that counts only while the origin is being read, which is until the era's first commit. Later every holder has
 # its state, and a checkpoint that turns out bad is merely struck off.
 
+import math
 from dataclasses import replace
 
 from culm.coordinator import saving, stopping_early
@@ -26,6 +27,7 @@ from culm.coordinator.commands import Command, Examine, Persist, Record, Retain,
 from culm.coordinator.decisions import Decision
 from culm.coordinator.reports import CheckpointBad, Checkpointed, CheckpointFault, Examined, Saved, Sight, Unread
 from culm.coordinator.rolling_back import is_doubted, roll_back, search_first
+from culm.coordinator.shares import Shares
 from culm.coordinator.state import Search, State
 from culm.coordinator.takeover import recovering
 from culm.pipeline.checkpoints.manifest import folder_of
@@ -43,24 +45,28 @@ def saved(state: State, report: Saved) -> Decision:
     known = any(report.step == c.step and c.folder == _folder(state, c.step) for c in state.checkpoints)
     if report.era != state.era or known or report.step > state.committed:
         return state, ()
-    before = state.saved.get(report.step, {})
-    files = {**before, **report.files}
+    last = state.last_commit
+    led_here = last is not None and min(last.step + 1, state.steps) == report.step
+    before = state.saved.get(report.step, Shares())
+    known_here = Shares(
+        loss=last.loss if last is not None and led_here else math.nan,
+        best_so_far=stopping_early.of_checkpoint(state, report.step),
+    )
+    shares = before.joined(known_here).joined(Shares(report.files, report.loss, report.best_so_far))
     newest = sorted({*state.saved, report.step})[-SHARES_KEPT:]
     dropped = sorted({*state.saved, report.step}.difference(newest))
-    state = replace(state, saved={s: f for s, f in {**state.saved, report.step: files}.items() if s in newest})
+    state = replace(state, saved={s: x for s, x in {**state.saved, report.step: shares}.items() if s in newest})
     state, told = fault(state, CheckpointFault("", dropped[0], _slow(state))) if dropped else (state, ())
     # Written once: when the last layer came, and not with a share that repeats what was there.
-    if len(before) == len(state.layer_costs) or len(files) < len(state.layer_costs):
+    if len(before.files) == len(state.layer_costs) or len(shares.files) < len(state.layer_costs):
         return state, told
-    last = state.last_commit  # a node that was seeded after the last commit has not heard its loss
-    led_here = last is not None and min(last.step + 1, state.steps) == report.step
     whole = WriteManifest(
         era=state.era,
         step=report.step,
-        loss=last.loss if last is not None and led_here else report.loss,
-        best_so_far=stopping_early.of_checkpoint(state, report.step) or report.best_so_far,
+        loss=shares.loss,
+        best_so_far=shares.best_so_far,
         fingerprint=state.fingerprint,
-        files=files,
+        files=shares.files,
         identity=replace(state.agreement.nodes, lineage=state.agreement.lineage),
     )
     state = replace(state, storage=replace(state.storage, pending=(*state.storage.pending, whole)))
@@ -87,7 +93,7 @@ def manifests_due(state: State) -> Decision:
 
 def _slow(state: State) -> str:
     """Why none of the steps on record has become whole."""
-    there = {layer for files in state.saved.values() for layer in files}
+    there = {layer for shares in state.saved.values() for layer in shares.files}
     away = [layer for layer in range(len(state.layer_costs)) if layer not in there]
     what = f"no node has written layer {away[0]}" if away else "no step has all shares"
     return f"{what} in the last {SHARES_KEPT} checkpoints: if a node is slow to write, raise [checkpoint] every"
@@ -111,7 +117,7 @@ def checkpointed(state: State, report: Checkpointed) -> Decision:
     state = replace(
         state,
         checkpoints=left,
-        saved={step: files for step, files in state.saved.items() if step > new.step},
+        saved={step: shares for step, shares in state.saved.items() if step > new.step},
         # A newer one may be known to fail: a slow storage makes the older one whole after that.
         storage=replace(state.storage, fault="", fault_step=0)
         if new.step >= state.storage.fault_step

@@ -37,7 +37,8 @@ def roll_back(state: State, why: str, work_lost: bool = True) -> Decision:
     ``work_lost``: whether somebody has to hear of it. False where every node was let go after a last checkpoint.
     """
     origin = state.checkpoints[-1] if state.checkpoints else Origin()
-    ordered = any(step > origin.step and len(files) == len(state.layer_costs) for step, files in state.saved.items())
+    layers = len(state.layer_costs)
+    ordered = any(step > origin.step and len(shares.files) == layers for step, shares in state.saved.items())
     hidden = ordered or state.storage.written_over > origin.step
     if hidden and state.settings.checkpoint_url and state.storage.search is Search.OVER:
         state = replace(state, storage=replace(state.storage, search=Search.NEEDED))

@@ -22,10 +22,10 @@ from culm.coordinator.failures import Failures
 from culm.coordinator.node_prices import FREE, NodePrice
 from culm.coordinator.reports import CheckpointBad, Unread
 from culm.coordinator.requests import Limits, Saving, Spending
+from culm.coordinator.shares import Shares
 from culm.coordinator.slowness import Pace
 from culm.coordinator.tensor_work import Bounds, TensorWork
 from culm.pipeline.bookmark import Bookmark
-from culm.pipeline.checkpoints.manifest import File
 from culm.pipeline.commit import Commit
 from culm.pipeline.early_stop import EarlyStop
 from culm.pipeline.evaluations import BY_LOSS, NEVER, Best, Evaluations
@@ -346,8 +346,8 @@ class State:
     checkpoints: tuple[Origin, ...] = ()
     # Step -> what was evaluated of its weights. Invariant: of checkpoints, and of a few new steps (best.KEPT).
     evaluated: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
-    # Step -> layer -> files, so far. Invariant: of few steps, the newest (checkpoints.SHARES_KEPT).
-    saved: Mapping[int, Mapping[int, tuple[File, ...]]] = field(default_factory=dict)
+    # By step. Invariant: of few steps, the newest (checkpoints.SHARES_KEPT).
+    saved: Mapping[int, Shares] = field(default_factory=dict)
     storage: Storage = field(default_factory=Storage)
     # -- what decisions about the shape go by
     changed_at: float = 0.0  # when the set of nodes, or the cut of the model, changed last

@@ -66,7 +66,7 @@ class RunStatus:
             checkpoint=state.checkpoints[-1].step if state.checkpoints else 0,
             checkpoint_fault=state.storage.fault,
             checkpoint_fault_step=state.storage.fault_step,
-            last_layers_saved=len(state.saved.get(state.steps, ())),
+            last_layers_saved=len(state.saved[state.steps].files) if state.steps in state.saved else 0,
             checkpoint_folder=state.checkpoints[-1].folder if state.checkpoints else "",
             checkpoint_sha256=state.checkpoints[-1].sha256 if state.checkpoints else "",
             kept_seconds=ending.seconds_left(state, now),

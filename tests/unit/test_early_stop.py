@@ -217,6 +217,24 @@ def test_a_checkpoint_tells_what_was_best_before_its_own_evaluation() -> None:
         assert (whole.loss, whole.best_so_far) == expected
 
 
+def test_what_one_share_tells_stays_where_the_last_one_tells_nothing() -> None:
+    """A node that was seeded in a pause wrote the last share: the manifest said that nobody knew what was best."""
+    first, second = (
+        Saved(node=f"n{layer}", incarnation=1, era=0, step=60, files={layer: (File("a", 1, "0" * 64),)}, loss=math.nan)
+        for layer in (0, 1)
+    )
+    told = replace(first, loss=0.25, best_so_far=STOP.best_so_far)
+    led = Commit(term=1, era=0, step=59, scale=1.0, loss=0.25, best_so_far=STOP.best_so_far)
+    paused = replace(at(60, None, ()), layer_costs=(1.0, 1.0))
+    for state, share in ((paused, told), (replace(paused, last_commit=led), first)):
+        state, commands = checkpoints.saved(state, share)
+        assert not commands
+        gone_on = replace(state, committed=61, last_commit=replace(led, step=60, loss=0.75, best_so_far=NONE_SO_FAR))
+        _, commands = checkpoints.saved(gone_on, second)
+        (whole,) = [command for command in commands if isinstance(command, WriteManifest)]
+        assert (whole.loss, whole.best_so_far) == (0.25, STOP.best_so_far)
+
+
 def test_it_is_no_other_manifest_where_nobody_knew_what_was_best(tmp_path: Path) -> None:
     folder, manifest = folder_of(str(tmp_path), 60), manifest_of(job_of())
     first = write_manifest(folder, manifest)
