@@ -25,7 +25,7 @@ from culm.pipeline.identity import options_changed
 from culm.pipeline.job import Job, parse_job
 from culm.pipeline.origin import Origin
 from culm.pipeline.tensors.values import Value
-from culm.stage_server.compute.optimizer_state import stays
+from culm.stage_server.compute.optimizer_state import held_over
 
 log = logging.getLogger("culm.checkpoint")
 
@@ -69,13 +69,13 @@ class Restorer:
         self._closed.set()
 
     def _fitted(self, state: Value, manifest: Manifest) -> Value:
-        """Without the options of the optimizer that this job says otherwise: those are as the job says. What another
-        optimizer has kept is of no use to this one, which begins anew.
+        """Without the options of the job's own optimizer that this job says otherwise: those are as the job says. What
+        another one has kept is of no use to this one, which begins anew.
         """
         if self._job is None or not manifest.job_toml:
             return state
         changed = options_changed(parse_job(manifest.job_toml, "the checkpoint's job"), self._job)
-        return Value(tuple((name, tensor) for name, tensor in state.tensors if stays(name, changed)))
+        return Value(held_over(state.tensors, changed))
 
     def _run(self, origin: Origin, layers: list[int], era: int) -> None:
         pause, told, doubted = FIRST_PAUSE, "", False

@@ -26,17 +26,28 @@ from culm.pipeline.user_code.groups import Options, is_plain_data
 from culm.pipeline.user_code.optimizers import OWN, optimizer_of
 
 KINDS = ("optimizer", "host", "number", "plain", "nested", "group", "groupplain", "groupoptions", "steppedby")
+Entry = tuple[str, torch.Tensor]
 PART = re.compile(r"(.+)\[(\d+)\]")  # the entry that a tensor is part of, and its number there
 
 
-def stays(name: str, changed: frozenset[str] | None) -> bool:
-    """Whether an entry of a checkpoint holds under a job with these options of its optimizer changed; None: another."""
-    kind, _, rest = name.partition(".")
-    if kind not in KINDS:
-        return True
-    if changed is None:
-        return False
-    return not (kind in ("group", "groupplain") and rest.partition(".")[2] in changed)
+def held_over(entries: Sequence[Entry], changed: frozenset[str] | None) -> tuple[Entry, ...]:
+    """What of a checkpoint's entries holds where these options of the job's own optimizer changed; None: another one.
+
+    What optimizers keep that the job's ``groups`` name holds in any case.
+    """
+    others = {name.removeprefix("steppedby.") for name, _ in entries if name.startswith("steppedby.")}
+    groups = {name.removeprefix("groupoptions."): x for name, x in entries if name.startswith("groupoptions.")}
+    groups_of_others = {place for place, options in groups.items() if optimizer_of(_unpacked(options)) != OWN}
+
+    def holds(name: str) -> bool:
+        kind, _, rest = name.partition(".")
+        place, _, entry = rest.partition(".")
+        of_group = kind in ("group", "groupplain", "groupoptions")
+        if kind not in KINDS or place in (groups_of_others if of_group else others):
+            return True
+        return changed is not None and not (of_group and entry in changed)
+
+    return tuple((name, tensor) for name, tensor in entries if holds(name))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,12 +11,15 @@ from torch import nn
 from culm.oracle.plain_loop import run_plain
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job
+from culm.pipeline.tensors.values import Value
 from culm.pipeline.user_code.check import check_job
 from culm.pipeline.user_code.model import ModelSource
 from culm.pipeline.user_code.optimizers import OWN, Several
 from culm.stage_server.compute.copying import try_copying
 from culm.stage_server.compute.device import CPU
 from culm.stage_server.compute.footprint import moments
+from culm.stage_server.compute.layer import HeldLayer
+from culm.stage_server.compute.optimizer_state import held_over
 from tests.unit.exactness import ADAMW, SGD, build_all, digest, gives_the_plain_loops_bits, make_job, run_stages
 
 HERE = "tests.unit.test_several_optimizers"
@@ -164,6 +167,39 @@ def test_state_of_another_optimizer_is_not_taken_over(now: str) -> None:
         assert not any(copy.optimizer.state.get(p, {}) for p in copy.module.parameters() if p.dim() == 2)
         assert all(copy.optimizer.state.get(p, {}) for p in copy.module.parameters() if p.dim() == 1)
     run_stages(after, resumed, ModelSource(after), range(2, STEPS))
+
+
+def kept_by_muon(copy: HeldLayer) -> dict[str, torch.Tensor]:
+    """Of each matrix, what the optimizer has."""
+    assert copy.optimizer is not None
+    matrices = ((name, p) for name, p in copy.module.named_parameters() if p.dim() == 2)
+    return {f"{name}.{key}": x for name, p in matrices for key, x in copy.optimizer.state.get(p, {}).items()}
+
+
+def test_another_optimizer_of_the_job_leaves_those_that_groups_name_as_they_were() -> None:
+    """A run was resumed with SGD in place of AdamW, and Muon's momentum was gone as well."""
+    before, after = (job_of("muon_for_matrices", optimizer=each) for each in (ADAMW, SGD))
+    owners = build_all(ModelSource(before))
+    run_stages(before, owners, ModelSource(before), range(2))
+    resumed = build_all(ModelSource(after))
+    for owner, copy in zip(owners, resumed, strict=True):
+        copy.install(Value(held_over(owner.export().tensors, None)))
+        there, here = kept_by_muon(owner), kept_by_muon(copy)
+        assert there.keys() == here.keys()
+        assert all(torch.equal(there[name], here[name]) for name in there)
+        assert copy.optimizer is not None
+        assert not any(copy.optimizer.state.get(p, {}) for p in copy.module.parameters() if p.dim() == 1)
+    assert any(map(kept_by_muon, resumed))
+    run_stages(after, resumed, ModelSource(after), range(2, STEPS))
+
+
+def test_an_option_that_has_changed_is_the_jobs_own_optimizers() -> None:
+    job = job_of("muon_for_matrices")
+    owners = build_all(ModelSource(job))
+    run_stages(job, owners, ModelSource(job), range(1))
+    entries = owners[0].export().tensors  # Muon's group 0, and AdamW's group 1
+    dropped = {name for name, _ in entries} - {name for name, _ in held_over(entries, frozenset({"lr"}))}
+    assert dropped == {"group.1.lr"}
 
 
 def test_what_they_keep_is_counted() -> None:
