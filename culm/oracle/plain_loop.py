@@ -101,7 +101,7 @@ def run_plain(job: Job, on_step: Callable[[int, float], None] | None = None, tra
         else:
             _scale(model, squared, job.train.clip_norm, count)
             optimizer.step()
-        if scheduler is not None:
+        if scheduler is not None and step + 1 < job.job.steps:  # it may be made for just so many steps
             scheduler.step()  # a step that is skipped counts
         of = count if sums_up else job.pipeline.pipelines * job.pipeline.microbatches
         losses.append(_tree(passes.sums) / of if of else 0.0)

@@ -100,7 +100,10 @@ class Schedule:
                 self._scheduler.step()
             except RAISED as error:
                 what = f"what follows step {self._step} raised {described(error)}"
-                raise JobError(what, WHERE, "correct the code, or its arguments: the job has more steps") from error
+                mend = "correct the code, or its arguments: the job has more steps"
+                if self._step + 1 >= self._steps:  # asked for by who exports the end of a run, and would go on with it
+                    mend = "the job ends there: take the weights alone, or an earlier checkpoint"
+                raise JobError(what, WHERE, mend) from error
         self._step += 1
 
     def _changed(self) -> set[str]:

@@ -84,6 +84,10 @@ def muon_for_matrices(layer: int, name: str, parameter: torch.Tensor) -> dict[st
     return MUON if parameter.dim() == 2 else {"weight_decay": 0.0} if name == "bias" else {}
 
 
+def of_begun_steps(step: int) -> float:
+    return [1.0, 0.5, 0.25][step]
+
+
 def job_of(optimizer: str, options: str, groups: str = "", model: str = "layers", **train: Any) -> Job:
     job = make_job(2, 3, (f"torch.optim:{optimizer}" if ":" not in optimizer else optimizer, options), False, 4)
     changes: dict[str, Any] = {f"train.{key}": value for key, value in train.items()}
@@ -264,6 +268,14 @@ def test_what_would_go_on_otherwise_is_refused(job: Job, named: Job | None, says
     with pytest.raises(culm.JobError, match=says) as refused:
         culm.plain_state(url)
     assert "\n" not in str(refused.value)
+
+
+def test_a_schedule_of_just_so_many_steps_has_nothing_to_go_on_with_at_the_end(tmp_path: Path) -> None:
+    """The reason said that the job had more steps."""
+    job = with_values(job_of("SGD", "lr = 0.1", schedule=f"{HERE}:of_begun_steps"), {"job.steps": BEGUN})
+    says = r"what follows step 2 raised IndexError: .*; the job ends there: take the weights alone, or an earlier"
+    with pytest.raises(culm.JobError, match=says):
+        culm.plain_state(checkpoint_of(job, tmp_path))
 
 
 def test_which_checkpoint_and_how_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

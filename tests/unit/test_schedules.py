@@ -54,6 +54,11 @@ def warmup(step: int, over: int) -> float:
     return min(1.0, (step + 1) / over)
 
 
+def of_each_step(step: int) -> float:
+    """Of the job's steps, and of no step after them."""
+    return [1.0, 0.9, 0.8, 0.7, 0.6, 0.5][step]
+
+
 def warmup_then_steps(optimizer: torch.optim.Optimizer, over: int) -> LRScheduler:
     first, then = LinearLR(optimizer, 0.1, total_iters=over), StepLR(optimizer, 1, gamma=0.7)
     return SequentialLR(optimizer, [first, then], milestones=[over])
@@ -80,6 +85,7 @@ SCHEDULES: dict[str, tuple[str, dict[str, Any]]] = {
     "polynomial": (f"{TORCH}:PolynomialLR", {"total_iters": 4}),
     "factor": (f"{HERE}:warmup", {"over": 3}),
     "made": (f"{HERE}:warmup_then_steps", {"over": 2}),
+    "just_so_many": (f"{HERE}:of_each_step", {}),  # the plain loop asked for one step more, and ended in a traceback
 }
 
 
