@@ -90,9 +90,20 @@ def changes(then: Job, now: Job) -> list[Change]:
     for key in sorted({*before, *after} - unused):
         part = (before.get(key) or after[key])[0]
         old, new = before.get(key, (part, None))[1], after.get(key, (part, None))[1]
-        if (type(old), old) != (type(new), new):  # 1, 1.0 and True are equal, and a constructor may tell them apart
+        if not same_values(old, new):
             out.append(Change(part, key, old, new))
     return out
+
+
+def same_values(one: Any, other: Any) -> bool:
+    """Of the same types throughout: 1, 1.0 and True are equal, as 0.0 and -0.0 are, and code may tell them apart."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same_values(value, other[key]) for key, value in one.items())
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same_values, one, other))
+    return repr(one) == repr(other) if isinstance(one, float) else bool(one == other)
 
 
 def refuse_changes(

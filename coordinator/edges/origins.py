@@ -27,7 +27,7 @@ from culm.pipeline.checkpoints.manifest import (
 )
 from culm.pipeline.early_stop import NONE_SO_FAR, EarlyStop, early_stop
 from culm.pipeline.errors import JobError
-from culm.pipeline.identity import Identity, difference, refuse_changes, refuse_other_ages
+from culm.pipeline.identity import Identity, difference, refuse_changes, refuse_other_ages, same_values
 from culm.pipeline.identity_parts import with_what_follows
 from culm.pipeline.job import Job, parse_job
 from culm.pipeline.origin import Origin
@@ -286,7 +286,7 @@ def _evaluates_alike(found: Found, job: Job) -> bool:
         then = parse_job(manifest.job_toml, "the checkpoint's job")
     except JobError:  # of another version of Culm
         return False
-    return _what_is_evaluated(then) == _what_is_evaluated(job)
+    return same_values(_what_is_evaluated(then), _what_is_evaluated(job))
 
 
 def _what_is_evaluated(job: Job) -> tuple[object, ...]:
@@ -328,6 +328,6 @@ def of_another_job(manifest: Manifest, job: Job, allowed: frozenset[str]) -> str
 def _stops_no_later(then: Job, job: Job) -> bool:
     """Whether this job comes to every step to which the other one came: it had no more patience."""
     assert job.evaluate is not None
-    alike = _what_is_evaluated(then) == _what_is_evaluated(job)
+    alike = same_values(_what_is_evaluated(then), _what_is_evaluated(job))
     as_often = then.evaluate is not None and then.evaluate.every == job.evaluate.every
     return alike and as_often and 0 < then.worse_allowed <= job.worse_allowed
