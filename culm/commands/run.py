@@ -15,7 +15,7 @@ from culm.local.redis_binary import find_redis_server
 from culm.pipeline import default_ports
 from culm.pipeline.counting import of_chunks
 from culm.pipeline.errors import JobError
-from culm.pipeline.job import Job, load_job
+from culm.pipeline.job import Job, load_job, parse_job, with_values
 from culm.pipeline.text import shown_url
 from culm.protos import coordinator_pb2 as pb
 from culm.terminal import flags, interrupts
@@ -78,10 +78,11 @@ def read_job(path: str, overrides: Sequence[str]) -> Job:
     return load_job(path, overrides)
 
 
-def try_out(job: Job, here: bool = True) -> None:
+def try_out(job: Job, here: bool = True, then: Job | None = None) -> None:
     """Builds the model and runs it once, so that a mistake in it shows before anything starts. Raises JobError.
 
-    ``here``: the cluster will be one of this machine, which needs a Redis server. Raises RedisUnavailable.
+    ``here``: the cluster will be one of this machine, which needs a Redis server. Raises RedisUnavailable. ``then``:
+    the job that wrote the checkpoint from which this one goes on.
     """
     refuse_missing(job)
     if here:
@@ -91,10 +92,11 @@ def try_out(job: Job, here: bool = True) -> None:
     with told_while_slow("the job is tried on two microbatches", partial(print, file=sys.stderr)):
         import torch  # takes seconds on a busy machine, too
 
+        from culm.pipeline.identity import options_changed
         from culm.pipeline.user_code.check import check_job
         from culm.pipeline.user_code.exits import ProcessEnded, caught
         from culm.pipeline.user_code.model import ModelSource
-        from culm.stage_server.compute.copying import try_copying
+        from culm.stage_server.compute.copying import try_copying, try_going_on
         from culm.stage_server.compute.device import CPU
 
         torch.set_num_threads(job.job.threads)
@@ -102,25 +104,36 @@ def try_out(job: Job, here: bool = True) -> None:
             with caught():
                 check_job(job)
                 source = ModelSource(job)
-                try_copying(source.optimizer, source.parameters_like(), job.train.optimizer, CPU)
+                like = source.parameters_like()
+                try_copying(source.optimizer, like, job.train.optimizer, CPU)
+                if then is not None and (changed := options_changed(then, job)):
+                    with_those = with_values(job, {"train.optimizer_args": then.train.optimizer_args})
+                    try_going_on(ModelSource(with_those).optimizer, source.optimizer, changed, like, CPU)
         except ProcessEnded as error:
             raise JobError(str(error), f"model.layers, {job.model.layers}", "raise an exception instead") from error
 
 
-def check_files(job: Job, resume: str, allow: str, new_run: bool) -> None:
-    """Looks at the checkpoints that the run would go on from, and write. Raises JobError. Comes before what is slow."""
+def check_files(job: Job, resume: str, allow: str, new_run: bool) -> Job | None:
+    """Looks at the checkpoints that the run would go on from, and write. Raises JobError. Comes before what is slow.
+
+    Returns the job that wrote the one from which it goes on; None where there is none, or it does not tell.
+    """
     from culm.pipeline.checkpoints.storage import check_url
 
     if job.checkpoint is not None:
         check_url(job.checkpoint.url)
-    _refuse_to_resume(job, resume, allow)
+    then = _job_resumed(job, resume, allow)
     refuse_to_write_over(job, resume, new_run)
+    return then
 
 
-def _refuse_to_resume(job: Job, resume: str, allow: str) -> None:
-    """Raises JobError where there is no whole checkpoint to go on from, or the job says that it is not of this run."""
+def _job_resumed(job: Job, resume: str, allow: str) -> Job | None:
+    """Of the checkpoint from which the run goes on, if it tells its job.
+
+    Raises JobError where there is no whole checkpoint to go on from, or the job says that it is not of this run.
+    """
     if not resume:
-        return
+        return None
     from culm.coordinator.edges.archive import in_a_line
     from culm.coordinator.edges.coordinator_settings import CoordinatorSettings
     from culm.coordinator.edges.origins import refuse_nothing, resumable, to_resume
@@ -136,6 +149,7 @@ def _refuse_to_resume(job: Job, resume: str, allow: str) -> None:
     assert newest.manifest is not None
     # The coordinator asks the same, but only once the job has been tried and the nodes are being started.
     resumable(newest, newest.manifest, CoordinatorSettings(job=job, resume=resume, allow=parse_allowed(allow)))
+    return parse_job(newest.manifest.job_toml, "the checkpoint's job") if newest.manifest.job_toml else None
 
 
 def refuse_to_write_over(job: Job, resume: str, new_run: bool) -> None:
@@ -195,11 +209,11 @@ def run(arguments: argparse.Namespace) -> int:
     count = node_count(job, arguments.nodes, arguments.spares)
     kills = [parse_kill(text, count, job) for text in arguments.kill]
     refuse_taken(arguments.coordinator_address, "--coordinator-address")
-    check_files(job, arguments.resume, arguments.allow, arguments.new_run)
+    then = check_files(job, arguments.resume, arguments.allow, arguments.new_run)
     if said := unsaved(job, here=True):
         print(said, file=sys.stderr)
     nursery.warm_up()
-    try_out(job)
+    try_out(job, then=then)
     from culm.local.training import train
 
     interrupts.end_on_sigterm()

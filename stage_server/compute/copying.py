@@ -6,6 +6,7 @@ a run that is resumed, would train on with other bits and nobody would be told; 
 """
 
 from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -19,6 +20,7 @@ from culm.pipeline.tensors.values import Value
 from culm.pipeline.user_code.imports import RAISED, described
 from culm.stage_server.compute.device import Device
 from culm.stage_server.compute.layer import HeldLayer
+from culm.stage_server.compute.optimizer_state import held_over
 
 # What is tried, on small parameters, with random gradients:
 #
@@ -44,15 +46,8 @@ def try_copying(make: Make, like: Iterable[torch.Tensor], name: str, device: Dev
 
     ``like``: parameters with the dtypes and numbers of dimensions that the model has.
     """
-    shapes = [(tuple(min(size, LARGEST) for size in p.shape), p.dtype) for p in like][:MOST]
-
-    def layer(copies: int = 1) -> HeldLayer:
-        module = nn.Module()
-        for i, (shape, dtype) in enumerate(shapes * copies):
-            values = torch.linspace(-1.0, 1.0, torch.Size(shape).numel(), dtype=torch.float64).reshape(shape)
-            module.register_parameter(f"p{i}", nn.Parameter(values.to(dtype).to(device.place)))
-        return HeldLayer(0, module, make(list(module.parameters())), device)
-
+    shapes = _small(like)
+    layer = partial(_layer, make, shapes, device)
     # Some want a gradient of every parameter in every step, which most models give: torch's fused SGD with momentum.
     for with_gaps in (True, False):
         try:
@@ -66,12 +61,45 @@ def try_copying(make: Make, like: Iterable[torch.Tensor], name: str, device: Dev
                 raise _refusal(name, f"it raised {described(error)}") from error
 
 
+def try_going_on(
+    before: Make, after: Make, changed: frozenset[str], like: Iterable[torch.Tensor], device: Device
+) -> None:
+    """Raises JobError where an optimizer cannot step with what it kept under the options that it had before.
+
+    ``before``, ``after``: make it with each; ``changed``: which options differ. Adam has kept no largest averages for
+    amsgrad, and raises at its first step. SGD has no momentum yet, and begins with one.
+    """
+    shapes, generator = _small(like), torch.Generator().manual_seed(0)
+    then, now = _layer(before, shapes, device), _layer(after, shapes, device)
+    for _ in range(2):
+        then.apply(_value(_drawn(shapes, generator)), 1.0, 0)
+    now.install(Value(held_over(then.export().tensors, changed)))
+    try:
+        now.apply(_value(_drawn(shapes, generator)), 1.0, 0)
+    except RAISED as error:
+        what = f"a step with the state of the checkpoint raised {described(error)}"
+        mend = f"set {', '.join(sorted(changed))} back, or export the weights and begin a run whose layers load them"
+        raise JobError(what, "train.optimizer_args", mend) from error
+
+
+def _small(like: Iterable[torch.Tensor]) -> Shapes:
+    return [(tuple(min(size, LARGEST) for size in p.shape), p.dtype) for p in like][:MOST]
+
+
+def _layer(make: Make, shapes: Shapes, device: Device, copies: int = 1) -> HeldLayer:
+    module = nn.Module()
+    for i, (shape, dtype) in enumerate(shapes * copies):
+        values = torch.linspace(-1.0, 1.0, torch.Size(shape).numel(), dtype=torch.float64).reshape(shape)
+        module.register_parameter(f"p{i}", nn.Parameter(values.to(dtype).to(device.place)))
+    return HeldLayer(0, module, make(list(module.parameters())), device)
+
+
 def _try_apart(layer: Callable[..., HeldLayer], shapes: Shapes, name: str, with_gaps: bool) -> None:
     """Each layer has an optimizer of its own, so that it can be held anywhere; one process alone has one for all.
 
     ``with_gaps``: now and then one of the layers has no gradient.
     """
-    both, each = layer(2), [layer(), layer()]
+    both, each = layer(copies=2), [layer(), layer()]
     generator = torch.Generator().manual_seed(0)
     for step in range(APART):
         drawn = [_drawn(shapes, generator) for _ in each]

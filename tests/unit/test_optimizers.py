@@ -14,7 +14,7 @@ from culm.pipeline.tensors.values import Value
 from culm.pipeline.user_code.check import check_job
 from culm.pipeline.user_code.model import ModelSource
 from culm.stage_server.compute.auditing import state_digest
-from culm.stage_server.compute.copying import try_copying
+from culm.stage_server.compute.copying import try_copying, try_going_on
 from culm.stage_server.compute.device import CPU
 from culm.stage_server.compute.layer import HeldLayer
 from tests.unit.exactness import build_all, digest, gives_the_plain_loops_bits, make_job, run_stages
@@ -88,6 +88,33 @@ def test_an_optimizer_that_wants_a_gradient_of_every_parameter_is_taken() -> Non
     """It was refused as one that cannot be copied, though most models give every parameter a gradient in every step."""
     fused = partial(torch.optim.SGD, lr=0.1, momentum=0.9, fused=True)
     try_copying(fused, [torch.zeros(3, 2), torch.zeros(2)], "SGD", CPU)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "before", "after", "raises"),
+    [
+        (torch.optim.Adam, {}, {"amsgrad": True}, "KeyError: 'max_exp_avg_sq'"),
+        (torch.optim.RMSprop, {}, {"momentum": 0.9}, "KeyError: 'momentum_buffer'"),
+        (torch.optim.Adam, {"amsgrad": True}, {"amsgrad": False}, ""),
+        (torch.optim.Adam, {}, {"eps": 1e-4, "weight_decay": 0.1}, ""),
+        (torch.optim.SGD, {}, {"momentum": 0.9}, ""),  # it begins with the first gradient, as it does in step 0
+    ],
+)
+def test_options_that_want_more_state_than_a_checkpoint_has_are_refused(
+    optimizer: Any, before: dict[str, Any], after: dict[str, Any], raises: str
+) -> None:
+    """A run was resumed with amsgrad, and its nodes ended at their first step."""
+    makes = [partial(optimizer, lr=0.1, **options) for options in (before, after)]
+    like = [torch.zeros(3, 2), torch.zeros(2)]
+    if not raises:
+        try_going_on(makes[0], makes[1], frozenset(after), like, CPU)
+        return
+    with pytest.raises(JobError) as refused:
+        try_going_on(makes[0], makes[1], frozenset(after), like, CPU)
+    said = str(refused.value)
+    assert said.startswith(f"train.optimizer_args: a step with the state of the checkpoint raised {raises}")
+    assert f"; set {next(iter(after))} back, or export the weights" in said
+    assert "\n" not in said
 
 
 class ListFirst(torch.optim.Optimizer):
