@@ -13,7 +13,7 @@ import torch
 import transformers
 from torch import nn
 
-from culm.models.anatomy import WHERE, Anatomy, Piece, anatomy_of, shared_names, tied_names
+from culm.models.anatomy import WHERE, Anatomy, Piece, anatomy_of, tied_names
 from culm.models.encoder_decoder import DecoderEmbed, EncoderEmbed
 from culm.models.lora import Settings, adapt, save_adapters
 from culm.models.pieces import Block, Embed, Head, Layer, build
@@ -79,8 +79,6 @@ def save_folder(
     whole: Any = source.make()
     # "3.model.lm_head.weight": the layer, its attribute, and the name in the whole model.
     values = {name.split(".", 2)[2]: tensor for name, tensor in weights.items()}
-    for first, *others in shared_names(whole):  # one parameter: an average, if asked for, has its first name alone
-        values |= {other: values[first] for other in others if {first, other} <= values.keys()}
     if source.lora is not None:
         save_adapters(folder, whole, values, source.lora)
         open_up(folder)

@@ -164,7 +164,7 @@ def weights_of(folder: str, average: bool = False) -> dict[str, torch.Tensor]:
     """A checkpoint's weights as of an nn.Sequential's state dict: ``"{layer}.{name}"``.
 
     ``average``: moving averages in place of the parameters that have one. Raises CheckpointCorrupt, and JobError where
-    there are no averages.
+    there are no averages, or one is of no parameter.
     """
     manifest = read_manifest(folder)
     entries: dict[str, torch.Tensor] = {}
@@ -178,6 +178,8 @@ def weights_of(folder: str, average: bool = False) -> dict[str, torch.Tensor]:
                 averages[f"{layer}.{entry}"] = tensor
     if average and not averages:
         raise JobError("the checkpoint has no averages", folder, "train with train.average, such as 0.999")
+    if average and (odd := sorted(averages.keys() - entries.keys())):
+        raise JobError(f"{odd[0]} has an average, and is no parameter", folder, "export the weights, without --average")
     return entries | averages if average else entries
 
 

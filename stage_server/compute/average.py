@@ -7,22 +7,28 @@
 # as torch.optim.swa_utils has it. Every holder of a layer takes the same steps, so all averages have the same bits. A
 # step that is skipped changes none.
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch.optim.swa_utils import get_ema_avg_fn
 
 from culm.pipeline.checkpoints.layer_file import AVERAGE
+from culm.pipeline.user_code.entries import entries_of
 
-Named = Sequence[tuple[str, torch.nn.Parameter]]
+PARAMETER = "parameter."
 
 
 class Average:
     """Of one layer."""
 
-    def __init__(self, parameters: Named, decay: float) -> None:
-        """``parameters``: the layer's, by name; those that are frozen have none."""
-        self._weights = {name: parameter for name, parameter in parameters if parameter.requires_grad}
+    def __init__(self, module: torch.nn.Module, decay: float) -> None:
+        """A parameter that is frozen, or in no state dict, has no average."""
+        kept = {n.removeprefix(PARAMETER): p for n, p in entries_of(module).items() if n.startswith(PARAMETER)}
+        trained = {name: parameter for name, parameter in kept.items() if parameter.requires_grad}
+        # Each parameter by the first of its names in the state dict, and that one of every name.
+        first: dict[int, str] = {}
+        self._first_names = {name: first.setdefault(id(parameter), name) for name, parameter in trained.items()}
+        self._weights = {name: trained[name] for name in first.values()}
         self._mix = get_ema_avg_fn(decay)  # type: ignore[no-untyped-call]
         self._tensors: dict[str, torch.Tensor] = {}  # empty before the first step
 
@@ -39,8 +45,9 @@ class Average:
         self._tensors = {name: move(tensor) for name, tensor in self._tensors.items()}
 
     def entries(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The tensors themselves, by name as a copy of the layer has them."""
-        return ((f"{AVERAGE}.{name}", tensor) for name, tensor in self._tensors.items())
+        """The tensors themselves, by every name in the state dict: under each an export puts it for the weight."""
+        names = self._first_names.items() if self._tensors else ()
+        return ((f"{AVERAGE}.{name}", self._tensors[first]) for name, first in names)
 
     def install(self, entries: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Takes over what ``entries`` gave elsewhere; of a run without averages there are none, and it begins anew."""

@@ -89,7 +89,7 @@ class HeldLayer:
         )
         self.optimizer = optimizer  # None for a layer without parameters
         self._stepping = Stepping(index)
-        self._average = Average(self._parameters, average) if average is not None else None
+        self._average = Average(module, average) if average is not None else None
         # Buffers as at the running step's beginning; None before any work of the step, and where there are no buffers.
         self._buffers_before: dict[str, torch.Tensor] | None = None
         # Whose gradients and buffers are the module's own at this moment; None before any work of the step. Those of

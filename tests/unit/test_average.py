@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from culm.pipeline.checkpoints.layer_file import weights_of, write_layer
@@ -22,6 +23,16 @@ from culm.stage_server.compute.layer import HeldLayer
 from tests.unit.exactness import ADAMW, make_job
 
 DECAY = 0.9
+
+
+class Tied(nn.Module):
+    """One parameter under two names, and one that is wrapped, so that the state dict has it under a shorter name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.out = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.out.weight = self.inner.weight
+        self.wrapped = checkpoint_wrapper(nn.Linear(3, 3))
 
 
 def held(average: float | None = DECAY) -> HeldLayer:
@@ -109,6 +120,34 @@ def test_a_checkpoint_gives_them_in_place_of_the_weights(tmp_path: Path) -> None
     files = {0: write_layer(url, 0, held(None).export())}
     write_manifest(url, replace(manifest, files=files))
     with pytest.raises(JobError, match=r"no averages; train with train\.average"):
+        weights_of(url, average=True)
+
+
+def checkpoint(folder: Path, state: Value) -> str:
+    url = f"file://{folder}"
+    write_manifest(url, Manifest(job="a", step=3, fingerprint="", loss=0.5, files={0: write_layer(url, 0, state)}))
+    return url
+
+
+def test_each_name_in_the_state_dict_has_it(tmp_path: Path) -> None:
+    """Whichever of them load_state_dict takes last."""
+    module = Tied()
+    layer = HeldLayer(0, module, torch.optim.SGD(module.parameters(), lr=0.1), CPU, average=DECAY)
+    copy = HeldLayer(0, Tied(), None, CPU, average=DECAY)
+    for number in range(3):
+        step([layer], number)
+    copy.install(Value(tuple((n, t) for n, t in layer.export().tensors if not n.startswith("optimizer."))))
+    assert averages(copy).keys() == averages(layer).keys() == module.state_dict().keys()
+    averaged = weights_of(checkpoint(tmp_path, layer.export()), average=True)
+    assert averaged.keys() == {f"0.{name}" for name in module.state_dict()}
+    assert torch.equal(averaged["0.out.weight"], averaged["0.inner.weight"])
+    weights = module.state_dict()
+    assert not any(torch.equal(tensor, weights[name.removeprefix("0.")]) for name, tensor in averaged.items())
+
+
+def test_an_average_of_no_parameter_is_refused(tmp_path: Path) -> None:
+    url = checkpoint(tmp_path, Value((("parameter.weight", torch.ones(2)), ("average.module.weight", torch.ones(2)))))
+    with pytest.raises(JobError, match=r"0\.module\.weight has an average, and is no parameter"):
         weights_of(url, average=True)
 
 
