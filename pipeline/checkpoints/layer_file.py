@@ -188,7 +188,8 @@ def export(folder: str, out: str | Path, average: bool = False) -> None:
 
     Raises CheckpointCorrupt, and JobError if ``out`` cannot be written; it never holds half of an export.
     """
-    entries = weights_of(folder, average)
+    # A convolution in channels_last, for one, does not lie in order, and safetensors takes no other.
+    entries = {name: tensor.contiguous() for name, tensor in weights_of(folder, average).items()}
     try:
         private.write_whole(out, lambda part: save_file(entries, part), private.EXPORT)
     except (OSError, SafetensorError) as error:

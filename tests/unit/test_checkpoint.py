@@ -42,6 +42,7 @@ LAYERS: list[Callable[[], nn.Module]] = [
     lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)),
     nn.ReLU,
     partial(nn.Linear, 4, 2, dtype=torch.bfloat16),
+    lambda: nn.Conv2d(3, 4, 2).to(memory_format=torch.channels_last),  # does not lie in order
 ]
 
 
@@ -373,7 +374,7 @@ def test_the_list_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "never completed" in begun["problem"]
     assert (whole["step"], whole["whole"], whole["problem"], whole["job"]) == (50, True, "", "digits")
     assert whole["bytes"] == sum(path.stat().st_size for path in Path(folder).glob("layer-*"))
-    assert (whole["layers"], whole["loss"]) == (3, None)
+    assert (whole["layers"], whole["loss"]) == (len(LAYERS), None)
     assert whole["completed"].endswith("+00:00")
     assert main(["checkpoint", "ls", url]) == 0
     out = capsys.readouterr().out
