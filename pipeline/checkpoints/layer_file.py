@@ -163,8 +163,8 @@ def _laid_out(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
 def weights_of(folder: str, average: bool = False) -> dict[str, torch.Tensor]:
     """A checkpoint's weights as of an nn.Sequential's state dict: ``"{layer}.{name}"``.
 
-    ``average``: moving averages in place of the parameters that have one. Raises CheckpointCorrupt, and JobError where
-    there are no averages, or one is of no parameter.
+    ``average``: moving averages in place of the parameters that have one, and in their dtype. Raises CheckpointCorrupt,
+    and JobError where there are no averages, or one is of no parameter.
     """
     manifest = read_manifest(folder)
     entries: dict[str, torch.Tensor] = {}
@@ -180,7 +180,7 @@ def weights_of(folder: str, average: bool = False) -> dict[str, torch.Tensor]:
         raise JobError("the checkpoint has no averages", folder, "train with train.average, such as 0.999")
     if average and (odd := sorted(averages.keys() - entries.keys())):
         raise JobError(f"{odd[0]} has an average, and is no parameter", folder, "export the weights, without --average")
-    return entries | averages if average else entries
+    return entries | {name: x.to(entries[name].dtype) for name, x in averages.items()} if average else entries
 
 
 def export(folder: str, out: str | Path, average: bool = False) -> None:

@@ -6,6 +6,8 @@
 #
 # as torch.optim.swa_utils has it. Every holder of a layer takes the same steps, so all averages have the same bits. A
 # step that is skipped changes none.
+#
+# An average has float32 or more: with a decay of 0.999 no change would ever reach one of 16 bits.
 
 from collections.abc import Callable, Iterable, Iterator
 
@@ -36,9 +38,9 @@ class Average:
     def update(self) -> None:
         """The weights have changed."""
         if self._tensors:
-            mixed = {n: self._mix(self._tensors[n], weight, torch.tensor(0)) for n, weight in self._weights.items()}
+            mixed = {n: self._mix(x, self._weights[n].to(x.dtype), torch.tensor(0)) for n, x in self._tensors.items()}
         else:
-            mixed = {name: weight.detach().clone() for name, weight in self._weights.items()}
+            mixed = {n: w.detach().to(average_dtype(w.dtype), copy=True) for n, w in self._weights.items()}
         self._tensors = mixed  # not written over: the tensors of before may be lent
 
     def move(self, move: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -56,3 +58,8 @@ class Average:
         found = {name: tensor for name, tensor in own.items() if tensor is not None}
         whole = len(found) == len(own)
         self._tensors = {n: t.to(self._weights[n].device, copy=True) for n, t in found.items()} if whole else {}
+
+
+def average_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Of the average of a parameter of that dtype."""
+    return torch.promote_types(dtype, torch.float32)

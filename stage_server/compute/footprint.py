@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import torch
 
 from culm.pipeline.user_code.model import ModelSource
+from culm.stage_server.compute.average import average_dtype
 from culm.stage_server.compute.optimizer_state import optimized
 
 Kind = tuple[torch.dtype, int]  # of a parameter: its dtype and how many dimensions it has
@@ -22,7 +23,8 @@ def footprint(source: ModelSource) -> list[tuple[int, int]]:
         trained = [(math.prod(shape), dtype, len(shape)) for shape, dtype in outline.trained]
         gradient = sum(elements * dtype.itemsize for elements, dtype, _ in trained)
         beside = sum(elements * kept[dtype, dimensions] for elements, dtype, dimensions in trained)
-        beside += gradient if source.average is not None else 0
+        if source.average is not None:
+            beside += sum(elements * average_dtype(dtype).itemsize for elements, dtype, _ in trained)
         found.append((outline.size + beside, gradient))
     return found
 

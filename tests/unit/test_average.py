@@ -123,6 +123,25 @@ def test_a_checkpoint_gives_them_in_place_of_the_weights(tmp_path: Path) -> None
         weights_of(url, average=True)
 
 
+def test_it_follows_bfloat16_weights(tmp_path: Path) -> None:
+    """A step's change is far below what a bfloat16 average could show."""
+    module = nn.Linear(3, 1, bias=False, dtype=torch.bfloat16)
+    module.weight.data.fill_(1.0)
+    layer = HeldLayer(0, module, torch.optim.SGD(module.parameters(), lr=1.0), CPU, average=0.999)
+    oracle = torch.ones(1, 3)
+    for number in range(500):
+        change = torch.full((1, 3), -0.25 if number == 1 else 0.0, dtype=torch.bfloat16)
+        layer.apply(Value((("grad.weight", change),)), 1.0, number)
+        oracle = 0.999 * oracle + (1 - 0.999) * module.weight.detach().float()
+    copy = HeldLayer(0, nn.Linear(3, 1, bias=False, dtype=torch.bfloat16), None, CPU, average=0.999)
+    copy.install(layer.export())
+    assert torch.equal(averages(copy)["weight"], oracle)
+    assert oracle.dtype == averages(layer)["weight"].dtype == torch.float32
+    assert 1.09 < oracle.min() < 1.11
+    exported = weights_of(checkpoint(tmp_path, layer.export()), average=True)
+    assert torch.equal(exported["0.weight"], oracle.bfloat16())
+
+
 def checkpoint(folder: Path, state: Value) -> str:
     url = f"file://{folder}"
     write_manifest(url, Manifest(job="a", step=3, fingerprint="", loss=0.5, files={0: write_layer(url, 0, state)}))
@@ -158,6 +177,9 @@ def test_the_memory_that_it_takes_is_counted() -> None:
 
     for (state, gradient), (more, _) in zip(of(), of(average=DECAY), strict=True):
         assert more == state + gradient
+    bf16 = {"precision": "bf16"}
+    for (state, gradient), (more, _) in zip(of(**bf16), of(**bf16, average=DECAY), strict=True):
+        assert more == state + 2 * gradient
 
 
 def test_a_run_may_be_resumed_with_and_without_them() -> None:
