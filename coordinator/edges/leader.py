@@ -29,6 +29,7 @@ from culm.coordinator.edges.origins import (
     refuse_other_job,
     resumable,
     to_resume,
+    with_best_before,
 )
 from culm.coordinator.edges.persistence import Document, from_document, to_document
 from culm.coordinator.edges.run_status import RunStatus
@@ -213,7 +214,7 @@ class Leader:
         """The state from which a run goes on by a checkpoint. Raises JobError when there is none that is whole."""
         url = self.settings.resume
         try:
-            whole = to_resume(url)
+            whole = with_best_before(to_resume(url), self.settings.job)
         except OSError as error:
             mend = "check the address, the network and your credentials"
             raise refusal(error, f"it cannot be read ({in_a_line(error)})", f"--resume {url}", mend) from error
@@ -233,8 +234,7 @@ class Leader:
             checkpoints=tuple(origins),
             agreement=agreed,
         )
-        metrics = state.settings.tally.metrics
-        return noted(state, {found.step: numbers_of(found, metrics) for found in whole})
+        return noted(state, {found.step: numbers_of(found, self.settings.job) for found in whole})
 
     # ---- nodes ------------------------------------------------------------------------------------------------------
 

@@ -23,6 +23,8 @@ from culm.pipeline.checkpoints.manifest import (
     checkpoints_at,
     completed_at,
     find_checkpoints,
+    folder_of,
+    found_in,
     step_of,
 )
 from culm.pipeline.early_stop import NONE_SO_FAR, EarlyStop, early_stop
@@ -85,10 +87,10 @@ def resumable(found: Found, manifest: Manifest, settings: CoordinatorSettings) -
 
 def _ended_with(found: Found, job: Job) -> EarlyStop | None:
     """Whether the run ends with this checkpoint: how good its weights are is known, and they are one too many."""
-    evaluated = numbers_of(found, job.tally_form.metrics) if _evaluates_alike(found, job) else ()
+    evaluated = numbers_of(found, job)
     if not job.evaluations.in_step(found.step, job.job.steps):
         return None
-    before = origin_of(found, job).best_so_far
+    before = found.origin.best_so_far
     return early_stop(before, job.best, job.worse_allowed, found.step, evaluated) if before is not None else None
 
 
@@ -105,6 +107,42 @@ def to_resume(url: str) -> list[Found]:
     for found in there[: there.index(whole[0])] if whole else there:
         log.warning("the checkpoint of step %d is passed over: %s", found.step, found.problem)
     return [found for found in whole if _is_of_one_run(found, whole[0])][::-1]
+
+
+def with_best_before(whole: list[Found], job: Job) -> list[Found]:
+    """And the best checkpoint before the newest of these, which are oldest first, if the job keeps it.
+
+    It may be missing: the user named one step, or it was written when the job had another number of steps. Where it is
+    not on record the run's first own checkpoint deletes it. Raises OSError where the storage does not answer.
+    """
+    known = whole[-1].origin.best_so_far if whole else None
+    keeps = job.evaluate is not None and job.evaluate.keep_best
+    if not keeps or known is None or known.step in (0, *(found.step for found in whole)):
+        return whole
+    beside = found_in(folder_of(whole[-1].url.rpartition("/")[0], known.step), known.step)
+    return sorted([beside, *whole], key=lambda found: found.step) if _is_best(beside, whole[-1], job) else whole
+
+
+def _is_best(found: Found, newest: Found, job: Job) -> bool:
+    """Whether it is what the newest one calls the best before it, and not another run's of that step."""
+    known, numbers = newest.origin.best_so_far, numbers_of(found, job)
+    return bool(numbers) and known is not None and (found.step, numbers[job.best.place]) == (known.step, known.number)
+
+
+def of_its_run(whole: Sequence[Found], job: Job) -> list[Found]:
+    """Of whole ones, newest first: what the newest one's run wrote, and the best before it. ``job``: the newest one's.
+
+    That run may have had another number of steps meanwhile, or other ``evaluate`` settings.
+    """
+    return [
+        found
+        for found in whole
+        if found.manifest is not None
+        and (
+            (identity_of(found).agrees(identity_of(whole[0])) and not of_another_job(found.manifest, job, frozenset()))
+            or _is_best(found, whole[0], job)
+        )
+    ]
 
 
 def refuse_mixed(whole: Sequence[Found], where: str, named: Callable[[Found], str]) -> None:
@@ -262,13 +300,13 @@ def going_on(state: State, ours: Sequence[Found], job: Job, allow: frozenset[str
 
 
 def whole_of(found: Found, job: Job) -> Whole:
-    return Whole(origin_of(found, job), identity_of(found), numbers_of(found, job.tally_form.metrics))
+    return Whole(origin_of(found, job), identity_of(found), numbers_of(found, job))
 
 
 def origin_of(found: Found, job: Job) -> Origin:
     """The checkpoint as an era's origin. What was best before it counts where that was evaluated as this job does."""
     origin = found.origin
-    if job.evaluate is None or _evaluates_alike(found, job):
+    if job.evaluate is None or (origin.best_so_far is not None and _evaluates_alike(found, job)):
         return origin
     if not job.worse_allowed:
         return replace(origin, best_so_far=None)
@@ -280,7 +318,7 @@ def origin_of(found: Found, job: Job) -> Origin:
 def _evaluates_alike(found: Found, job: Job) -> bool:
     """Whether the checkpoint's numbers may be compared with those of this job: they are of the same on the same."""
     manifest = found.manifest
-    if manifest is None or manifest.best_so_far is None or not manifest.job_toml:
+    if manifest is None or not manifest.job_toml:
         return False
     try:
         then = parse_job(manifest.job_toml, "the checkpoint's job")
@@ -298,10 +336,15 @@ def _what_is_evaluated(job: Job) -> tuple[object, ...]:
     return asked.dataset, asked.args, asked.samples, size, job.data.collate, metric, job.best.most
 
 
-def numbers_of(found: Found, metrics: Sequence[str]) -> tuple[float, ...]:
-    """What was evaluated of a checkpoint: the loss, then each metric; nothing where one of them was not."""
-    names = ("loss", *metrics)
-    return tuple(found.evaluated[name] for name in names) if all(name in found.evaluated for name in names) else ()
+def numbers_of(found: Found, job: Job) -> tuple[float, ...]:
+    """What was evaluated of a checkpoint: the loss, then each metric.
+
+    Nothing where one of them was not, or where the numbers may not be compared with this job's.
+    """
+    names = ("loss", *job.tally_form.metrics)
+    if not all(name in found.evaluated for name in names) or not _evaluates_alike(found, job):
+        return ()
+    return tuple(found.evaluated[name] for name in names)
 
 
 def identity_of(found: Found) -> Identity:

@@ -106,15 +106,18 @@ def chosen(url: str, step: int | None, best: bool = False) -> Found:
 
 
 def _best(found: list[Found], url: str) -> Found:
-    """By what the newest one's job calls best. Raises JobError where none was evaluated."""
+    """Of the newest one's run, by what its job calls best. Raises JobError where none was evaluated as it says."""
+    from culm.coordinator.edges.origins import numbers_of, of_its_run, refuse_mixed
+
     whole = [f for f in found if f.manifest is not None]
+    refuse_mixed(whole, url, lambda found: f"--step {found.step}")
     toml = whole[0].manifest.job_toml if whole and whole[0].manifest is not None else ""
     job = parse_job(toml, "the checkpoint's job") if toml else None
     if job is not None and job.evaluate is not None:
-        name, sign = job.evaluate.best, -1.0 if job.evaluate.best_is == "most" else 1.0
-        known = [f for f in whole if math.isfinite(f.evaluated.get(name, math.nan))]
-        if known:
-            return min(known, key=lambda f: (sign * f.evaluated[name], f.step))
+        ours = {f.step: f for f in of_its_run(whole, job)}
+        best = job.best.of({step: numbers_of(f, job) for step, f in ours.items()})
+        if best is not None:
+            return ours[best]
     raise JobError("no checkpoint was evaluated", url, "choose one with --step, from culm checkpoint ls")
 
 

@@ -1,21 +1,28 @@
 """Which evaluated checkpoint is the best one, and stays."""
 
+import asyncio
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from culm.commands.checkpoint import chosen
 from culm.coordinator import best, checkpoints
 from culm.coordinator.commands import Command, Retain, WriteEvaluation
 from culm.coordinator.decide import begin
+from culm.coordinator.edges.coordinator_settings import CoordinatorSettings
+from culm.coordinator.edges.leader import Leader
+from culm.coordinator.edges.store import MemoryStore
 from culm.coordinator.reports import Checkpointed
 from culm.coordinator.state import Search, Settings, State
 from culm.pipeline.checkpoints import evaluation_file
-from culm.pipeline.checkpoints.manifest import Manifest, find_checkpoints, folder_of, write_manifest
+from culm.pipeline.checkpoints.manifest import MANIFEST, File, Manifest, find_checkpoints, folder_of, write_manifest
+from culm.pipeline.early_stop import NONE_SO_FAR, BestSoFar
 from culm.pipeline.errors import JobError
 from culm.pipeline.evaluations import Best
-from culm.pipeline.job import load_job, with_values
+from culm.pipeline.job import Job, job_to_toml, load_job, with_values
 from culm.pipeline.origin import Origin
 
 EXAMPLE = load_job(Path(__file__).parents[2] / "examples" / "digits_mlp.toml")
@@ -82,6 +89,89 @@ def test_the_file_goes_with_the_checkpoint_that_it_was_of(tmp_path: Path) -> Non
     assert find_checkpoints(url)[0].evaluated == {}
     (tmp_path / "step-00000010" / evaluation_file.FILE).write_text("[1]")
     assert find_checkpoints(url)[0].evaluated == {}
+
+
+# ---- a run that goes on ---------------------------------------------------------------------------------------------
+
+
+def job_at(url: Path, **evaluate: object) -> Job:
+    asked = {"dataset": EXAMPLE.data.dataset, "every": 10, "samples": 8, "keep_best": True, **evaluate}
+    values = {f"evaluate.{key}": value for key, value in asked.items()}
+    return with_values(EXAMPLE, {**values, "checkpoint.url": str(url), "checkpoint.every": 10, "checkpoint.keep": 1})
+
+
+def leave(job: Job, step: int, loss: float, known: BestSoFar = NONE_SO_FAR) -> Origin:
+    """A whole checkpoint and how good it is. ``known``: what was best before it."""
+    assert job.checkpoint is not None
+    files = {0: (File("a", 1, "0" * 64), File("b", 1, "0" * 64))}
+    of_job = Manifest(job=job.job.name, step=step, fingerprint="", loss=0.5, job_toml=job_to_toml(job))
+    folder = folder_of(job.checkpoint.url, step)
+    origin = write_manifest(folder, replace(of_job, files=files, best_so_far=known))
+    evaluation_file.write(folder, {"loss": loss})
+    return origin
+
+
+def resumed(job: Job, url: str) -> State:
+    leader = Leader(CoordinatorSettings(job=job, resume=url, new_run=True), MemoryStore())
+    asyncio.run(leader.lead())
+    return leader.state
+
+
+def kept_beside(state: State, job: Job, step: int) -> list[int]:
+    """What the run's next checkpoint leaves on record."""
+    state = replace(state, committed=step + 1, storage=replace(state.storage, search=Search.OVER))
+    whole, _ = checkpoints.checkpointed(state, Checkpointed(leave(job, step, 0.5)))
+    return [checkpoint.step for checkpoint in whole.checkpoints]
+
+
+def test_a_run_that_goes_on_from_one_step_keeps_the_best_before_it(tmp_path: Path) -> None:
+    """Its first checkpoint deleted it, though patience still counted from it."""
+    job, best_one = job_at(tmp_path), BestSoFar(30, 0.1, 1)
+    leave(job, 30, 0.1)
+    leave(job, 40, 0.4, BestSoFar(30, 0.1))
+    leave(job, 50, 0.5, best_one)
+    state = resumed(job, f"{tmp_path}/step-00000050")
+    assert (state.committed, state.origin.best_so_far) == (50, best_one)
+    assert kept_beside(state, job, 60) == [30, 60]
+
+
+def test_one_with_more_steps_keeps_it_when_it_is_resumed_once_more(tmp_path: Path) -> None:
+    job = job_at(tmp_path)
+    leave(job, 30, 0.1)
+    longer = with_values(job, {"job.steps": job.job.steps + 100})
+    leave(longer, 50, 0.5, BestSoFar(30, 0.1, 1))
+    assert [c.step for c in resumed(longer, str(tmp_path)).checkpoints] == [30, 50]
+    assert chosen(str(tmp_path), None, best=True).step == 30
+
+
+def test_another_run_s_checkpoint_of_that_step_is_not_the_best_one(tmp_path: Path) -> None:
+    job = job_at(tmp_path)
+    leave(with_values(job, {"job.seed": 7}), 30, 0.05)
+    leave(job, 50, 0.5, BestSoFar(30, 0.1, 1))
+    assert [c.step for c in resumed(job, f"{tmp_path}/step-00000050").checkpoints] == [50]
+    assert chosen(str(tmp_path), None, best=True).step == 50
+
+
+def test_of_another_evaluation_no_number_is_compared(tmp_path: Path) -> None:
+    leave(job_at(tmp_path), 30, 0.1)
+    leave(job_at(tmp_path), 50, 0.5, BestSoFar(30, 0.1, 1))
+    harder = job_at(tmp_path, samples=16)
+    state = resumed(harder, str(tmp_path))
+    assert state.evaluated == {}
+    state = best.noted(state, {60: (0.8,), 70: (0.9,)})
+    leave(harder, 60, 0.8)
+    leave(harder, 70, 0.9, BestSoFar(60, 0.8))
+    assert chosen(str(tmp_path), None, best=True).step == 60
+
+
+def test_of_two_runs_the_one_that_is_meant_is_to_be_named(tmp_path: Path) -> None:
+    """As for the newest one."""
+    job = job_at(tmp_path)
+    leave(job, 60, 0.4)
+    leave(with_values(job, {"job.seed": 7}), 50, 0.5)
+    os.utime(tmp_path / "step-00000060" / MANIFEST, (1, 1))
+    with pytest.raises(JobError, match="by another run; say which one is meant: --step 50 or --step 60"):
+        chosen(str(tmp_path), None, best=True)
 
 
 def test_a_job_that_cannot_keep_it_is_refused() -> None:
