@@ -78,6 +78,7 @@ def up(arguments: argparse.Namespace) -> int:
         address=arguments.coordinator_address,
         resume=arguments.resume,
         allow=arguments.allow,
+        new_run=arguments.new_run,
         ui=not arguments.no_ui,
         options=options,
     )

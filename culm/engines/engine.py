@@ -42,6 +42,7 @@ class Wish:
     address: str = ""
     resume: str = ""
     allow: str = ""
+    new_run: bool = False
     ui: bool = True
     options: Mapping[str, str]
 
@@ -88,6 +89,17 @@ def find(name: str) -> Engine:
     module, _, made = ENGINES[name].partition(":")
     found: Engine = getattr(import_module(module), made)()
     return found
+
+
+def refuse_new_run(wish: Wish) -> None:
+    """Raises JobError for --new-run, on an engine that starts its coordinator again by the very words of before.
+
+    With the flag among them a run that lost its coordinator would begin anew.
+    """
+    if wish.new_run:
+        what = "this engine cannot begin anew over checkpoints, or go back to an older one of the same url"
+        mend = "leave it out, and let the run write to another url with --set checkpoint.url=URL"
+        raise JobError(what, "--new-run", mend)
 
 
 def options_of(words: list[str], engine: Engine, name: str) -> dict[str, str]:

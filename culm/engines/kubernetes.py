@@ -26,7 +26,7 @@ from typing import Any
 
 import culm
 from culm.engines.command import last_words, refusals_of, run
-from culm.engines.engine import Tell, Wish
+from culm.engines.engine import Tell, Wish, refuse_new_run
 from culm.engines.local import lines_of
 from culm.engines.services import DAYS, NO_LIMIT, make_kit, read_settings
 from culm.local import clusters
@@ -79,7 +79,8 @@ class Kubernetes:
         return _run(["kubectl", "kustomize", str(_overlay(folder, wish))])
 
     def refusals(self, folder: Path, wish: Wish) -> list[JobError]:
-        return refusals_of([partial(_refuse_namespace, Record(name=wish.name, handles=_handles(wish)))])
+        record = Record(name=wish.name, handles=_handles(wish))
+        return refusals_of([partial(refuse_new_run, wish), partial(_refuse_namespace, record)])
 
     def reach(self, folder: Path, record: Record) -> str:
         words = [*_words(record), "port-forward", "service/culm-coordinator", ":7070"]

@@ -31,7 +31,7 @@ from typing import Any
 
 import culm
 from culm.engines.command import last_words, refusals_of, run
-from culm.engines.engine import Tell, Wish
+from culm.engines.engine import Tell, Wish, refuse_new_run
 from culm.engines.local import lines_of
 from culm.engines.services import await_coordinator, make_kit, read_settings
 from culm.local import clusters
@@ -120,7 +120,7 @@ class SkyPilot:
         return "\n".join([*files, *(shlex.join(each.words) for each in launches), ""])
 
     def refusals(self, folder: Path, wish: Wish) -> list[JobError]:
-        return refusals_of([lambda: _run(["sky", "check"])])
+        return refusals_of([partial(refuse_new_run, wish), lambda: _run(["sky", "check"])])
 
     def reach(self, folder: Path, record: Record) -> str:
         port = free_port()

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,13 @@ def test_a_namespace_of_somebody_else_is_neither_used_nor_deleted(kubectl: Path,
     asked = (kubectl / "asked").read_text()
     assert "apply" not in asked
     assert "delete" not in asked
+
+
+def test_a_run_that_begins_anew_over_checkpoints_is_refused(kubectl: Path, folder: Path) -> None:
+    """Its coordinator would be started without that word, and go on from the newest one."""
+    (refused,) = Kubernetes().refusals(folder, replace(wish(), new_run=True))
+    assert str(refused).startswith("--new-run: this engine cannot begin anew over checkpoints")
+    assert "--set checkpoint.url=URL" in str(refused)
 
 
 def test_without_kubectl_it_says_so(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -229,6 +229,11 @@ def test_a_task_file_of_ones_own_needs_a_place_for_zones(here: Path, folder: Pat
         SkyPilot().plan(folder, wish(task=str(tmp_path / "nowhere")))
 
 
+def test_a_run_that_begins_anew_over_checkpoints_is_refused(here: Path, folder: Path) -> None:
+    refused = SkyPilot().refusals(folder, replace(wish(), new_run=True))
+    assert str(refused[0]).startswith("--new-run: this engine cannot begin anew over checkpoints")
+
+
 def test_without_sky_it_says_so(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(JobError, match=r"there is no sky here.*install SkyPilot"):
