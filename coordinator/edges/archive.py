@@ -8,7 +8,7 @@
 #     command         what comes back
 #     WriteManifest   Checkpointed; until then CheckpointFault after each attempt, of which one is on record
 #     WriteEvaluation nothing: where it fails the checkpoint does without
-#     Retain          nothing: what stays behind goes with the next one
+#     Retain          nothing: what stays behind goes with the next one, and so does what is still being written
 #     Examine         Examined, with THERE, WRONG, AWAY or BUSY: only WRONG is a proof against a checkpoint
 #     FindCheckpoints CheckpointsFound, with a reason after each attempt that brought no answer, and then with them
 #
@@ -17,6 +17,7 @@
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 from culm.coordinator import commands as cmd
@@ -68,6 +69,8 @@ class Archive:
         # The newest era and step whose manifest was ordered. Invariant: never falls. After a rollback steps come again
         # that are lower than those before it.
         self._newest = (-1, -1)
+        # How many writes of a step's manifest are under way. Such a folder has no manifest yet, and is no leftover.
+        self._writing: Counter[int] = Counter()
         # The last look at an origin, and what was asked. It may outlast PATIENCE, and no other begins until it is over.
         self._looking: tuple[cmd.Examine, asyncio.Task[tuple[reports.Sight, str]]] | None = None
         self._background = background
@@ -84,7 +87,8 @@ class Archive:
             self._newest = max(self._newest, (command.era, command.step))
             if self._ordered is not None:
                 self._ordered.add((command.step, _files(command.files)))
-            self._background.begin(self._complete(command))
+            self._writing[command.step] += 1
+            self._background.begin(self._complete(command)).add_done_callback(lambda _: self._written(command.step))
         elif isinstance(command, cmd.WriteEvaluation):
             self._background.begin(self._write_evaluation(command))
         elif isinstance(command, cmd.Retain):
@@ -125,6 +129,9 @@ class Archive:
             self._take(reports.Checkpointed(checkpoint))
             return
 
+    def _written(self, step: int) -> None:
+        self._writing[step] -= 1
+
     def _is_own(self, manifest: Manifest) -> bool:
         """Another job's checkpoints at the same URL are another run's, which may have to go back to them."""
         return not of_another_job(manifest, self._job, frozenset())
@@ -138,7 +145,8 @@ class Archive:
 
     async def _retain(self, command: cmd.Retain) -> None:
         try:
-            await self.threads.call(retain, self._url, command.step, command.kept, self._is_own)
+            kept = command.kept | {step for step, count in self._writing.items() if count}
+            await self.threads.call(retain, self._url, command.step, kept, self._is_own)
         except (OSError, JobError) as error:
             log.warning("could not remove old checkpoints; they stay until the next one is whole: %s", in_a_line(error))
 

@@ -19,8 +19,9 @@ from culm.coordinator import reports
 from culm.coordinator.edges import archive as archive_module
 from culm.coordinator.edges.archive import Archive
 from culm.coordinator.edges.background import Background
+from culm.pipeline.checkpoints import storage
 from culm.pipeline.checkpoints.layer_file import write_layer
-from culm.pipeline.checkpoints.manifest import File, Manifest, folder_of, write_manifest
+from culm.pipeline.checkpoints.manifest import MANIFEST, File, Manifest, folder_of, write_manifest
 from culm.pipeline.identity import Identity
 from culm.pipeline.job import Job, job_to_toml, load_job
 from culm.pipeline.origin import Origin
@@ -59,6 +60,22 @@ class HangingFileSystem(MemoryFileSystem):  # type: ignore[misc]
         HangingFileSystem.asked.release()
         HangingFileSystem.let_go.wait()
         return super().ls(path, detail, **kwargs)
+
+
+class SlowFileSystem(MemoryFileSystem):  # type: ignore[misc]
+    """Takes the manifest of step 10 once it is let go."""
+
+    protocol = "slow"
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+    asked = threading.Semaphore(0)
+    let_go = threading.Event()
+
+    def mv(self, path1: str, path2: str, **kwargs: Any) -> None:
+        if path2.endswith(f"step-00000010/{MANIFEST}"):
+            SlowFileSystem.asked.release()
+            SlowFileSystem.let_go.wait()
+        super().mv(path1, path2, **kwargs)
 
 
 class Told(list[reports.Report]):
@@ -100,6 +117,35 @@ def test_after_a_rollback_the_manifest_of_a_lower_step_is_tried_again(tmp_path: 
     last = asyncio.run(asyncio.wait_for(play(), 30.0))[-1]
     assert isinstance(last, reports.Checkpointed)
     assert last.checkpoint.step == 60
+
+
+def test_a_checkpoint_whose_manifest_is_being_written_is_not_deleted() -> None:
+    """A newer one became whole meanwhile. Its files went, the manifest came, and it was listed as complete."""
+    fsspec.register_implementation("slow", SlowFileSystem, clobber=True)
+    job = load_job(EXAMPLE, ["checkpoint.url=slow://c", "checkpoint.every=10"])
+    for step in (5, 10, 20):
+        storage.put(folder_of("slow://c", step), FILE.name, [DATA])
+
+    async def play() -> list[int]:
+        told = Told()
+        changed = told.changed = asyncio.Event()
+        archive = Archive(job, told.take, Background(lambda error: None))
+        archive.carry_out(order(0, 10))
+        while not SlowFileSystem.asked.acquire(blocking=False):
+            await asyncio.sleep(0)
+        archive.carry_out(order(0, 20))
+        await changed.wait()
+        changed.clear()
+        before = asyncio.all_tasks()
+        archive.carry_out(cmd.Retain(20, frozenset({20})))
+        await asyncio.wait(asyncio.all_tasks() - before)
+        SlowFileSystem.let_go.set()
+        await changed.wait()
+        return [report.checkpoint.step for report in told if isinstance(report, reports.Checkpointed)]
+
+    assert asyncio.run(asyncio.wait_for(play(), 30.0)) == [20, 10]
+    assert storage.names("slow://c") == ["step-00000010", "step-00000020"]
+    assert sorted(storage.names(folder_of("slow://c", 10))) == [FILE.name, MANIFEST]
 
 
 def damaged_checkpoint(tmp_path: Path) -> tuple[Origin, Path, Job]:
