@@ -18,7 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from culm.commands.checkpoint import chosen
+from culm.commands.checkpoint import chosen, unreadable
 from culm.commands.run import check_files, node_count, try_out
 from culm.local import nursery
 from culm.local.cluster import LocalCluster
@@ -225,13 +225,16 @@ def plain_state(url: str, *, step: int | None = None, best: bool = False) -> dic
     from culm.pipeline.checkpoints.manifest import CheckpointCorrupt
     from culm.stage_server.compute.plain_state import plain_state as state_in
 
-    found = chosen(url, step, best)
-    _look_in(os.getcwd())
+    where = url
     try:
+        where = chosen(url, step, best).url
+        _look_in(os.getcwd())
         with _undisturbed():
-            return state_in(found.url)
+            return state_in(where)
     except CheckpointCorrupt as error:
-        raise JobError(error.problem, found.url, "take the one before, by its step") from error
+        raise JobError(error.problem, where, "take the one before, by its step") from error
+    except OSError as error:
+        raise unreadable(error, where) from error
 
 
 def _look_in(folder: str) -> None:

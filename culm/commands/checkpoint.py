@@ -125,9 +125,14 @@ def _reached(action: Action, arguments: argparse.Namespace) -> int:
     try:
         return action(arguments)
     except OSError as error:
-        what = " ".join(str(error).split())  # a storage's own text may have several lines
-        mend = "check the address, the network and your credentials"
-        raise JobError(f"the storage cannot be read ({what})", arguments.url, mend) from error
+        raise unreadable(error, arguments.url) from error
+
+
+def unreadable(error: OSError, url: str) -> JobError:
+    """As the user is told that the storage does not answer."""
+    what = " ".join(str(error).split())  # a storage's own text may have several lines
+    mend = "check the address, the network and your credentials"
+    return JobError(f"the storage cannot be read ({what})", url, mend)
 
 
 def _now(arguments: argparse.Namespace) -> int:

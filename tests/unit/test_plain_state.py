@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -22,6 +23,7 @@ from culm.pipeline.job import Job, job_to_toml, with_values
 from culm.pipeline.tensors.values import Value
 from culm.pipeline.user_code.model import ModelSource
 from tests.unit.exactness import build_all, make_job, run_stages
+from tests.unit.test_checkpoint import Unreachable
 
 HERE = "tests.unit.test_plain_state"
 STEPS, BEGUN = 6, 3
@@ -285,6 +287,9 @@ def test_which_checkpoint_and_how_is_said(tmp_path: Path, capsys: pytest.Capture
     assert main(["checkpoint", "export", url, "--optimizer", "--hf", str(tmp_path / "hf")]) == 2
     assert "a Hugging Face folder holds no optimizer; export one file with --out" in capsys.readouterr().err
     assert main(["checkpoint", "export", url, "--optimizer", "--average", "--out", str(tmp_path / "s")]) == 2
+    fsspec.register_implementation("unreachable", Unreachable, clobber=True)
+    with pytest.raises(culm.JobError, match=r"the storage cannot be read .*; check the address, the network"):
+        culm.plain_state("unreachable://bucket")
     next(Path(url).rglob("layer-00000.optimizer.safetensors")).write_bytes(b"torn")
     with pytest.raises(culm.JobError, match=r"layer-00000.optimizer.safetensors .*take the one before, by its step"):
         culm.plain_state(url)
