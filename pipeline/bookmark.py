@@ -29,7 +29,7 @@ class Bookmark:
     """Where to come to the samples of step ``version``."""
 
     version: int  # at least 1: the beginning needs none
-    of: str  # a hash of what makes the samples of a step: a job that was edited cannot use it
+    of: str  # a hash of what makes the samples of a step: a job that was edited, or has other data, cannot use it
     digest: str  # of all samples of the step before, in hex
     state: bytes  # of the dataset, which alone can read it, where the step before began; empty: at its beginning
 

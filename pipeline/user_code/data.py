@@ -72,12 +72,19 @@ def dataset_of(job: Job, section: Section = "data") -> Any:
 
 
 def microbatches_of(
-    job: Job, section: Section, dataset: Any, known: Callable[[int], Bookmark | None] = lambda version: None
+    job: Job,
+    section: Section,
+    dataset: Any,
+    known: Callable[[int], Bookmark | None] = lambda version: None,
+    told: str = "",
 ) -> "AnyMicrobatches":
-    """The microbatches of one of the job's datasets. ``known``: bookmarks, as ``Reader`` asks for them."""
+    """The microbatches of one of the job's datasets.
+
+    ``known``: bookmarks, as ``Reader`` asks for them; ``told``: what the node tells of the dataset's samples.
+    """
     if section == "evaluate":
         return EvaluatedMicrobatches(job, dataset)
-    return IterableMicrobatches(job, known) if is_iterable(dataset) else Microbatches(job, dataset)
+    return IterableMicrobatches(job, known, told) if is_iterable(dataset) else Microbatches(job, dataset)
 
 
 def _collate_of(job: Job) -> Callable[[list[Any]], tuple[Pytree, Pytree]]:
@@ -137,11 +144,11 @@ class EvaluatedMicrobatches:
 class IterableMicrobatches:
     """Those of an iterable dataset. Step t takes the next samples that it gives, pipeline by pipeline."""
 
-    def __init__(self, job: Job, known: Callable[[int], Bookmark | None]) -> None:
+    def __init__(self, job: Job, known: Callable[[int], Bookmark | None], told: str) -> None:
         self._job = job
         self._collate = _collate_of(job)
         # Opened by the reader alone: of one that was read before nobody knows where it is.
-        self._reader = reader_of(job, lambda: dataset_of(job), known)
+        self._reader = reader_of(job, lambda: dataset_of(job), known, told=told)
 
     def microbatch(self, step: int, pipeline: int, index: int) -> tuple[Pytree, Pytree]:
         """As ``Microbatches.microbatch``."""

@@ -84,25 +84,29 @@ class OpenedDataset:
 
 
 def reader_of(
-    job: Job, make: Make, known: Callable[[int], Bookmark | None], microbatches: int | None = None
+    job: Job, make: Make, known: Callable[[int], Bookmark | None], microbatches: int | None = None, told: str = ""
 ) -> Reader[list[Any]]:
-    """Of the job's dataset. ``microbatches``: from one bookmark to the next, if it is no step's."""
-    count, of = microbatches or job.pipeline.pipelines * job.pipeline.microbatches, _reading_of(job)
+    """Of the job's dataset. ``microbatches``: from one bookmark to the next, if it is no step's.
+
+    ``told``: what the node tells of the dataset's samples. A bookmark of other samples, as --allow data leaves them
+    behind, is not used: the files may be other ones under the same names.
+    """
+    count, of = microbatches or job.pipeline.pipelines * job.pipeline.microbatches, _reading_of(job, told)
 
     def usable(step: int) -> Bookmark | None:
         found = known(step)
         if found is not None and found.of != of:
-            log.warning("the job was edited, so all samples of the steps before are read once more")
+            log.warning("the job or its data have changed, so all samples of the steps before are read once more")
             return None
         return found
 
     return Reader(lambda state: OpenedDataset(job, make(), state), count, usable, of)
 
 
-def _reading_of(job: Job) -> str:
-    """A hash of what makes the samples of a step, as far as the job file says it."""
+def _reading_of(job: Job, told: str) -> str:
+    """A hash of what makes the samples of a step, as far as the job file and the first samples say it."""
     data, pipeline = job.data, job.pipeline
-    said = [job.job.seed, data.dataset, data.args, data.microbatch, pipeline.pipelines, pipeline.microbatches]
+    said = [job.job.seed, data.dataset, data.args, data.microbatch, pipeline.pipelines, pipeline.microbatches, told]
     return hashlib.blake2b(repr(said).encode(), digest_size=8).hexdigest()
 
 

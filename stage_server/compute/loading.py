@@ -125,7 +125,11 @@ class Loading:
             told = self._told[section] if self._told is not None else None
             dataset = opened(self._job, section, told, self._around)
             self._opened[section] = microbatches_of(
-                self._job, section, dataset, lambda step: bookmark_for(step, self._known(), bookmark_file.read)
+                self._job,
+                section,
+                dataset,
+                lambda step: bookmark_for(step, self._known(), bookmark_file.read),
+                told or "",
             )
         return self._opened[section]
 

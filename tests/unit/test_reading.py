@@ -22,7 +22,7 @@ from culm.pipeline.tensors.bits import same_bits
 from culm.pipeline.user_code.check import check_job
 from culm.pipeline.user_code.data import dataset_of, microbatches_of
 from culm.simulator.histories.simulated_dataset import Counting
-from culm.stage_server.compute.loading import Loading
+from culm.stage_server.compute.loading import Loading, samples_told
 from culm.stage_server.compute.loading_ahead import LoadingAhead
 from culm.stage_server.worker.work import Load
 from tests.hostile.job_files import make_job
@@ -95,6 +95,18 @@ class Epochs(Rows):
     def __iter__(self) -> Iterator[Any]:
         for x, target in super().__iter__():
             yield x * (1 + self.epoch), target
+
+
+class FromFile(Rows):
+    """Its samples are other ones once the file is."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self._first = int(Path(path).read_text())
+
+    def __iter__(self) -> Iterator[Any]:
+        for x, target in super().__iter__():
+            yield x + self._first, target
 
 
 class Odd(Rows):
@@ -229,6 +241,20 @@ def test_a_job_that_was_edited_uses_no_bookmark() -> None:
     edited, known = with_values(job, {"data.microbatch": 3}), Known(newest=before.take_bookmark())
     x, _ = Loading(edited, None, known=lambda: known).load(Load(2, 0, 1))
     wanted, _ = microbatches_of(edited, "data", dataset_of(edited)).microbatch(2, 0, 1)
+    assert same_bits(x, wanted)
+
+
+def test_a_dataset_of_other_files_under_the_same_names_uses_no_bookmark(tmp_path: Path) -> None:
+    """A run that was resumed with --allow data ended in its first step: the state was of what lay there before."""
+    (tmp_path / "first").write_text("0")
+    job = job_of("FromFile", path=str(tmp_path / "first"))
+    before = Loading(job, samples_told(job))
+    before.load(Load(1, 1, job.pipeline.microbatches - 1))
+    bookmark_file.put(str(tmp_path), before.take_bookmark())
+    (tmp_path / "first").write_text("7")
+    known = Known(origin=Origin(2, str(tmp_path), ""))
+    x, _ = Loading(job, samples_told(job), known=lambda: known).load(Load(2, 0, 1))
+    wanted, _ = microbatches_of(job, "data", dataset_of(job)).microbatch(2, 0, 1)
     assert same_bits(x, wanted)
 
 
