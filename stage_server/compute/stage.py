@@ -88,7 +88,8 @@ class Stage:
         self._untouched = Untouched(layers)
         self.evaluation = StageEvaluation(job, pipeline, layers, loss if last else None)
         # Whether a layer writes into what it is given, as an in-place ReLU does; None until the first forward shows it.
-        # Any layer counts: those before it may hand on the stage's own input now and then, as LayerDrop does.
+        # Any layer counts: those before it may hand on the stage's own input now and then, as LayerDrop does. So do the
+        # loss and the metrics: a last layer may hand on its input, as Flatten does.
         self._writes_input: bool | None = None
 
     def tallies(self, count: int | None = None) -> tuple[float, ...]:
@@ -130,7 +131,7 @@ class Stage:
         # requires its gradient may not be written at all.
         given = x if self._writes_input is False else mapped(copy_of, x)
         inputs, own = tensors_in(x), tensors_in(given)
-        versions = [tensor._version for tensor in own]
+        versions = _versions_of(own)
         between = False  # whether a layer has written into what the one before gave it
         h = as_within(self._job, given)
         self._untouched.before_forward()
@@ -143,31 +144,38 @@ class Stage:
             layer.device.seed(seed)
             if layer.changing.may_change:
                 layer.changing.begin_forward()
-            handed = [(tensor, tensor._version) for tensor in tensors_in(h)] if self._writes_input is None else []
+            handed = tensors_in(h) if self._writes_input is None else []
+            before = _versions_of(handed)
             try:
                 h = between_layers(self._forwards.run(layer.module, h, seed, layer.device.seed))
             except NotAPytree as error:
-                raise returned_odd(f"layer {layer.index} ({type(layer.module).__name__})", error) from error
+                raise returned_odd(_name_of(layer), error) from error
             except RuntimeError as error:
-                if "in-place" in str(error) and self._writes_input is False:
-                    raise self._writes_now(layer) from error
+                self._refuse_raised(error, _name_of(layer), "model.layers")
                 raise
-            between = between or any(tensor._version != version for tensor, version in handed)
+            between = between or _versions_of(handed) != before
             if layer.changing.may_change:
                 layer.changing.end_forward(tensors_in(h))
-        wrote = [tensor._version for tensor in own] != versions
-        if self._writes_input is None:
-            # Writes through .data count no version.
-            self._writes_input = wrote or between or not all(map(same_bits, own, inputs))
-        elif wrote and not self._writes_input:
-            raise self._writes_now(self.layers[0])
+        self._refuse_writes(own, versions, _name_of(self.layers[0]), "model.layers")
         if self.last:
-            with self._forwards.precision():
-                output, (h, counts) = h, taken(self._loss(h, target), self._job)
-                refuse_loss(h, output)
-                measured = self._metrics.numbers(output, target, self._job.data.microbatch)
+            handed = tensors_in(h) if self._writes_input is None else []
+            before = _versions_of(handed)
+            try:
+                with self._forwards.precision():
+                    output, (h, counts) = h, taken(self._loss(h, target), self._job)
+                    refuse_loss(h, output)
+                    measured = self._metrics.numbers(output, target, self._job.data.microbatch)
+            except RuntimeError as error:
+                self._refuse_raised(error, "the loss", "train.loss")
+                raise
+            between = between or _versions_of(handed) != before
+            self._refuse_writes(own, versions, "the loss or a metric", "train.loss")
             # A repeat gives the same, and counts once.
             self._tallies[microbatch] = (*tally_of(h, counts), *measured, self._learning_rate(self._step))
+        if self._writes_input is None:
+            # Writes through .data count no version.
+            wrote = between or _versions_of(own) != versions
+            self._writes_input = wrote or not all(map(same_bits, own, inputs))
         self._untouched.refuse_after_forward()
         self._graphs[microbatch] = (inputs, tensors_in(h))
         if boundaries:
@@ -178,9 +186,15 @@ class Stage:
         """As ``StageEvaluation.forward``, in the running step."""
         return self.evaluation.forward(self._step, microbatch, x, target)
 
-    def _writes_now(self, layer: HeldLayer) -> JobError:
-        what = f"layer {layer.index} ({type(layer.module).__name__}) changes its input in place, but not always"
-        return JobError(what, "model.layers", "use the layer's inplace=False")
+    def _refuse_writes(self, own: list[torch.Tensor], versions: list[int], name: str, where: str) -> None:
+        """Raises JobError where somebody writes into the input, of which no copy was made."""
+        if self._writes_input is False and _versions_of(own) != versions:
+            raise _writes_now(name, where)
+
+    def _refuse_raised(self, error: RuntimeError, name: str, where: str) -> None:
+        """Raises JobError where torch lets nobody write into the input, of which no copy was made."""
+        if self._writes_input is False and "in-place" in str(error):
+            raise _writes_now(name, where) from error
 
     def backward(
         self,
@@ -310,6 +324,19 @@ class Stage:
         for m in range(count if self.last else 0):
             size = self._job.tally_form.trained
             self._tallies[m] = accumulated.tallies[m * size : (m + 1) * size]
+
+
+def _name_of(layer: HeldLayer) -> str:
+    return f"layer {layer.index} ({type(layer.module).__name__})"
+
+
+def _versions_of(tensors: list[torch.Tensor]) -> list[int]:
+    return [tensor._version for tensor in tensors]
+
+
+def _writes_now(name: str, where: str) -> JobError:
+    what = f"{name} changes its input in place, but not always"
+    return JobError(what, where, "write nothing in place there (inplace=False)")
 
 
 def _note(made: dict[int, torch.Tensor], place: int, gradient: torch.Tensor | None) -> None:

@@ -17,6 +17,7 @@ from culm.pipeline.user_code.check import check_job
 from culm.pipeline.user_code.model import ModelSource
 from culm.stage_server.compute.device import CPU
 from culm.stage_server.compute.layer import HeldLayer
+from culm.stage_server.compute.stage import Stage
 from tests.hostile.stages import job_of_parts, train
 
 
@@ -232,6 +233,84 @@ def test_a_loss_that_writes_over_what_the_last_backward_needs_is_refused_before_
     train_section = job.train.model_copy(update={"loss": f"{__name__}:loss_in_place"})
     with pytest.raises(JobError, match=r"the loss writes .* which the backward of layer 1 \(Sigmoid\) needs as it was"):
         check_job(job.model_copy(update={"train": train_section}))
+
+
+def flattened_last() -> list[nn.Module]:
+    """The last layer hands on the memory of its input."""
+    return [nn.Linear(8, 4), nn.Flatten()]
+
+
+class Masked(nn.Module):
+    """Hands on beside its output which samples count, as it was given it. x: [B, 8]."""
+
+    def __init__(self, size: int, first: bool) -> None:
+        super().__init__()
+        self.inner, self.first = nn.Linear(8, size), first
+
+    def forward(self, given: Any) -> Any:
+        x, mask = (given, given[:, 0] > 0.0) if self.first else given
+        return self.inner(x), mask
+
+
+def masked() -> list[nn.Module]:
+    return [Masked(8, first=True), Masked(4, first=False)]
+
+
+def loss_of_masked(output: tuple[torch.Tensor, torch.Tensor], target: torch.Tensor) -> torch.Tensor:
+    y, mask = output
+    ignored = mask.logical_not_()
+    return nn.functional.cross_entropy(y, target.masked_fill(ignored, -100), reduction="sum")
+
+
+def metric_in_place(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return output.mul_(2.0).argmax(dim=1).eq(target).float().mean()
+
+
+def linear_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Its backward does not read the output."""
+    return (output * torch.arange(4.0)).sum()
+
+
+@pytest.mark.parametrize("splits", [False, True], ids=["whole", "in two halves"])
+@pytest.mark.parametrize(
+    ("layers", "loss", "metrics"),
+    [
+        ("flattened_last", "loss_in_place", {}),
+        ("masked", "loss_of_masked", {}),
+        ("flattened_last", "linear_loss", {"accuracy": f"{__name__}:metric_in_place"}),
+    ],
+)
+def test_a_loss_or_metric_may_write_into_what_the_last_layer_hands_on(
+    layers: str, loss: str, metrics: dict[str, str], splits: bool
+) -> None:
+    job = job_of(layers)
+    section = job.train.model_copy(update={"loss": f"{__name__}:{loss}", "metrics": metrics})
+    job = job.model_copy(update={"train": section})
+    check_job(job)
+    plain = run_plain(job).sha256
+    for cuts in ((), (1,)):
+        assert train(job, cuts, splits) == plain, f"cut at {cuts}"
+
+
+class LossSometimesInPlace:
+    """Leaves the first outputs as they are."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def __call__(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        self.seen += 1
+        return nn.functional.cross_entropy(output.mul_(2.0) if self.seen > 2 else output * 2.0, target)
+
+
+def test_a_loss_that_writes_only_now_and_then_is_refused_by_name() -> None:
+    job = job_of("flattened_last")
+    held = HeldLayer.build(ModelSource(job), 1, CPU)
+    stage = Stage(job, 0, [held], False, True, LossSometimesInPlace())
+    for microbatch in range(2):
+        stage.forward(microbatch, torch.zeros(3, 4, requires_grad=True), torch.zeros(3, dtype=torch.int64))
+    with pytest.raises(JobError, match=r"train\.loss: the loss changes its input in place, but not always"):
+        stage.forward(2, torch.zeros(3, 4, requires_grad=True), torch.zeros(3, dtype=torch.int64))
 
 
 def test_with_activation_checkpointing_the_next_layer_is_given_a_copy() -> None:
