@@ -9,6 +9,7 @@ import torch
 
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job
+from culm.pipeline.tensors.bits import digest_of
 from culm.pipeline.tensors.layout import is_plain
 from culm.pipeline.tensors.pytrees import NotAPytree, Pytree, tensors_in
 from culm.pipeline.user_code.compiling import compiler_in_words, refuse_others, refuse_settings
@@ -79,7 +80,12 @@ def _inputs_named(job: Job, section: Section, inputs: Sequence[Pytree]) -> Itera
 def _microbatches(job: Job, section: Section, keys: Sequence[Key]) -> list[tuple[Pytree, Pytree]]:
     """Every one has to come out the same whenever it is loaded, and wherever the dataset was made. Raises JobError."""
     dataset, where = dataset_of(job, section), f"{section}.dataset, {name_of(job, section)}"
-    found = [_microbatch(job, section, dataset, key) for key in keys]
+    first = _microbatch(job, section, dataset, keys[0])
+    as_given = _bits_of(first)
+    found = [first, *(_microbatch(job, section, dataset, key) for key in keys[1:])]
+    if _bits_of(first) != as_given:
+        what = "the dataset or data.collate fills the memory of one microbatch with the next one"
+        raise JobError(what, where, "return fresh tensors each time, as by .clone(): nodes load ahead")
     once, again = _samples(job, section, dataset), _samples(job, section, dataset)
     mend = "draw from torch's, Python's or numpy's global generator, which Culm seeds"
     if once != again:
@@ -93,6 +99,10 @@ def _microbatches(job: Job, section: Section, keys: Sequence[Key]) -> list[tuple
     if is_iterable(other):
         check_reading_on(job, lambda: dataset_of(job))
     return found
+
+
+def _bits_of(microbatch: tuple[Pytree, Pytree]) -> list[str]:
+    return [digest_of(tensor) for tensor in tensors_in(microbatch) if is_plain(tensor)]
 
 
 def _samples(job: Job, section: Section, dataset: Any) -> str:

@@ -87,3 +87,17 @@ NO_PAIRS = {
 def test_what_gives_no_microbatch_is_refused_before_anything_starts(collate: str | None) -> None:
     with pytest.raises(JobError, match=NO_PAIRS[collate]):
         check_job(job_of(2, f"{HERE}:{collate}" if collate else None))
+
+
+BUFFER = torch.empty(8, 9, dtype=torch.int64)
+
+
+def into_one_buffer(samples: Sequence[Sample]) -> tuple[torch.Tensor, torch.Tensor]:
+    words, labels = padded(samples)
+    return BUFFER[: words.shape[0], : words.shape[1]].copy_(words), labels
+
+
+def test_one_that_fills_the_memory_of_the_microbatch_before_is_refused_before_anything_starts() -> None:
+    """A node that loads ahead would train on the next microbatch's samples with this one's labels."""
+    with pytest.raises(JobError, match="fills the memory of one microbatch with the next one; return fresh tensors"):
+        check_job(job_of(2, f"{HERE}:into_one_buffer"))
