@@ -37,6 +37,12 @@ def returned_odd(layer: str, what: object) -> JobError:
     return JobError(f"{layer} returned {what}, not a tensor", "model.layers", mend)
 
 
+def writes_over(layer: str) -> JobError:
+    """The error for a layer that hands on memory of its own, such as a workspace, and uses that again."""
+    what = f"the next forward of {layer} writes over what it has returned: it may be sent, or used, after that"
+    return JobError(what, "model.layers", "return memory that is made anew by each forward, as by .clone()")
+
+
 def changes_parameter(layer: str, parameter: str) -> JobError:
     """The error for a forward or backward that writes into a parameter."""
     what = f"{layer} changes its parameter {parameter} itself: copies of it on other nodes would come apart"

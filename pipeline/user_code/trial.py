@@ -32,6 +32,7 @@ from culm.pipeline.user_code.refusals import (
     names_buffer_twice,
     returned_odd,
     uses_stranger,
+    writes_over,
 )
 from culm.pipeline.user_code.streams import drawn_between, generator_states, seed_all
 from culm.pipeline.user_code.writing import Memory
@@ -93,6 +94,8 @@ class Trial:
         exchanged = self._built.keys() - in_norms(self._layer)
         forward = self._forward(x, seed, exchanged)
         of_next = self._ran(self._forward(next_x, next_seed, exchanged))
+        if not all(map(same_bits, forward.y, tensors_in(forward.output))):
+            raise writes_over(self._name)
         self._backward(forward, f"the backward of {self._name} after the next microbatch's forward")
         return self._ran(forward), of_next
 

@@ -204,6 +204,25 @@ class Finds(Inner):
         return self.plain(x) * LEFT["mean"]
 
 
+class First(nn.Module):
+    """Takes the first of several tensors alone."""
+
+    def forward(self, given: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        return given[0]
+
+
+class Workspace(Inner):
+    """Hands on, beside its output, memory that each forward fills again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.work = torch.zeros(WIDTH)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        torch.mul(x.detach()[0], 2.0, out=self.work)
+        return self.plain(x), self.work
+
+
 # ---- buffers ---------------------------------------------------------------------------------------------------------
 
 
@@ -287,6 +306,7 @@ REFUSED: dict[str, tuple[list[Any], str]] = {
     "a count of backwards": ([Tokens, CountsBackwards], r"layer 1 .* gives another gradient of its input"),
     "a number at construction": ([Tokens, Numbered], r"layer 1 \(Numbered\) gives another output"),
     "a global": ([Tokens, Leaves, Inner, Finds], r"layer 3 \(Finds\) gives another output"),
+    "a workspace": ([Tokens, Workspace, First], r"the next forward of layer 1 \(Workspace\) writes over what it has"),
     "a buffer that is made": ([Tokens, Filled], r"a forward of layer 1 \(Filled\) makes its buffer kept anew"),
     "a buffer that grows": ([Tokens, Grows], r"a forward of layer 1 \(Grows\) makes its buffer kept anew"),
     **{

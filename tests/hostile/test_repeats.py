@@ -86,6 +86,23 @@ class Rebound(Inner):
         return self.plain(x) - self.mean
 
 
+class Handed(Inner):
+    """Hands on a buffer that each forward changes: on a node a forward has one of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("sums", torch.zeros(WIDTH))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        self.sums.add_(x.detach().sum(0))
+        return self.plain(x), self.sums
+
+
+class Scaled(nn.Module):
+    def forward(self, given: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        return given[0] * given[1].cos()
+
+
 def old_weight_norm() -> nn.Module:
     return nn.utils.weight_norm(nn.Linear(WIDTH, WIDTH))
 
@@ -120,7 +137,7 @@ class Routed(nn.Module):
 
 
 HONEST: list[Any] = [
-    *[Tokens, Rotary, Shown, Hooked, Rebound, old_weight_norm, old_spectral_norm, Recurrent, Routed],
+    *[Tokens, Rotary, Shown, Hooked, Rebound, Handed, Scaled, old_weight_norm, old_spectral_norm, Recurrent, Routed],
     *[functools.partial(Recomputed, True), functools.partial(Recomputed, True, True)],
     *[functools.partial(nn.BatchNorm1d, WIDTH), functools.partial(nn.Dropout, 0.3), nn.RReLU],
 ]
