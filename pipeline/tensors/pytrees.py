@@ -48,7 +48,10 @@ def parts_of(tree: Pytree) -> tuple[list[torch.Tensor], Structure]:
             tensors.append(tensor)
         return numbers[id(tensor)]
 
-    return tensors, _structure(tree, number_of, 0)
+    structure = _structure(tree, number_of, 0)
+    if len(tensors) > MOST_TENSORS:
+        raise NotAPytree(f"a container of {len(tensors)} tensors ({MOST_TENSORS} at most)")
+    return tensors, structure
 
 
 def tensors_in(tree: Pytree) -> list[torch.Tensor]:
@@ -90,8 +93,22 @@ def mapped(change: Callable[[torch.Tensor], torch.Tensor], tree: Pytree) -> Pytr
 
 
 def as_text(structure: Structure) -> str:
-    """As JSON; nothing for a tensor without a container, as most are."""
-    return "" if structure == 0 else json.dumps(structure, separators=(",", ":"))
+    """As JSON; nothing for a tensor without a container, as most are. Raises NotAPytree for one that is too long."""
+    if structure == 0:
+        return ""
+    text = json.dumps(structure, separators=(",", ":"))
+    if len(text) > MOST_CHARACTERS:
+        raise NotAPytree(f"a container of {len(text)} characters beside its tensors ({MOST_CHARACTERS} at most)")
+    return text
+
+
+def refuse_unsendable(output: Pytree, target: Pytree = None) -> None:
+    """Raises NotAPytree where the two would not come to another stage together as they are."""
+    tensors, structure = parts_of((output, target))
+    as_text(structure)
+    for kind in map(type, tensors):
+        if kind not in (torch.Tensor, torch.nn.Parameter):  # the next layer may act on its class
+            raise NotAPytree(f"a {kind.__name__} (.as_subclass(torch.Tensor) makes it plain)")
 
 
 def of_text(text: str, count: int) -> Structure:

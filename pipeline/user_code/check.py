@@ -11,7 +11,7 @@ from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job
 from culm.pipeline.tensors.bits import digest_of
 from culm.pipeline.tensors.layout import is_plain
-from culm.pipeline.tensors.pytrees import NotAPytree, Pytree, tensors_in
+from culm.pipeline.tensors.pytrees import NotAPytree, Pytree, refuse_unsendable, tensors_in
 from culm.pipeline.user_code.compiling import compiler_in_words, refuse_others, refuse_settings
 from culm.pipeline.user_code.data import Section, dataset_of, microbatches_of, name_of
 from culm.pipeline.user_code.devices import device_of
@@ -128,6 +128,7 @@ def _microbatch(job: Job, section: Section, dataset: Any, key: Key) -> tuple[Pyt
     for part, name in zip(found, ("input", "target"), strict=True):
         try:
             tensors = tensors_in(part)
+            refuse_unsendable(part)
         except NotAPytree as error:
             raise JobError(
                 f"a sample's {name} is or holds {error}, not a tensor", f"{section}.dataset", mend

@@ -37,7 +37,7 @@ from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job
 from culm.pipeline.tensors.bits import digest_of
 from culm.pipeline.tensors.layout import is_plain
-from culm.pipeline.tensors.pytrees import Pytree, mapped, tensors_in
+from culm.pipeline.tensors.pytrees import NotAPytree, Pytree, mapped, refuse_unsendable, tensors_in
 from culm.pipeline.user_code.forwards import Forwards, precision_of
 from culm.pipeline.user_code.imports import RAISED, described
 from culm.pipeline.user_code.losses import taken, tally_of
@@ -48,6 +48,7 @@ from culm.pipeline.user_code.refusals import (
     begins_with_nan,
     changes_parameter,
     reads_late,
+    returned_odd,
 )
 from culm.pipeline.user_code.sharing import kept_between, tensors_of
 from culm.pipeline.user_code.streams import seed_all, stream_seed
@@ -105,6 +106,7 @@ def _first_sweep(source: ModelSource, job: Job, a: Sample, b: Sample) -> Firsts:
         first_parameters = _bits_of_parameters(layer)
         of_b = trial.run(b.x, b.seed(job, index), backward=False)
         of_a = trial.run(a.x, a.seed(job, index), backward=True)
+        _refuse_unsendable(name, of_a.output, a.target)
         before = attributes_of(layer)
         again = trial.run_exchanged(a.x, a.seed(job, index), of_a.bits)
         after = attributes_of(layer)
@@ -154,6 +156,14 @@ def _second_sweep(source: ModelSource, job: Job, a: Sample, b: Sample, firsts: F
     _refuse_late("the loss", bits_of_a, now_of_a, partial(_run_loss, source, job, a), "train.loss")
     _refuse_other("the loss", bits_of_a, now_of_a, "train.loss")
     _refuse_other("the loss", bits_of_b, now_of_b, "train.loss")
+
+
+def _refuse_unsendable(name: str, output: Pytree, target: Pytree) -> None:
+    """Raises JobError where no cut could follow the layer: the target travels beside its output."""
+    try:
+        refuse_unsendable(output, target)
+    except NotAPytree as error:
+        raise returned_odd(f"{name}, with the target beside it,", error) from error
 
 
 def _has_nan(tree: Pytree) -> bool:

@@ -17,7 +17,7 @@ from torch import nn
 from culm.pipeline.errors import JobError
 from culm.pipeline.tensors.bits import digest_of, same_bits
 from culm.pipeline.tensors.layout import copy_of, in_one_memory, is_plain
-from culm.pipeline.tensors.pytrees import NotAPytree, Pytree, as_text, mapped, parts_of, tensors_in
+from culm.pipeline.tensors.pytrees import NotAPytree, Pytree, as_text, mapped, parts_of, refuse_unsendable, tensors_in
 from culm.pipeline.user_code.buffer_places import in_norms, places_of_buffers, put
 from culm.pipeline.user_code.forwards import Forwards
 from culm.pipeline.user_code.imports import RAISED, described
@@ -182,6 +182,7 @@ class Trial:
             raise JobError(what, "model.layers", _mend_of(error, "correct the layer or what feeds it")) from error
         try:
             tensors = tensors_in(y)
+            refuse_unsendable(y)
         except NotAPytree as error:
             raise returned_odd(self._name, error) from error
         if not tensors:

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job
+from culm.pipeline.tensors.pytrees import MOST_CHARACTERS, MOST_TENSORS
 from culm.pipeline.user_code.check import check_job
 from culm.pipeline.user_code.data import Microbatches
 from culm.pipeline.user_code.model import ModelSource
@@ -139,6 +140,89 @@ def test_a_parameter_that_is_expanded_is_named() -> None:
 @pytest.mark.parametrize("kind", ["with gaps", "repeating"])
 def test_views_are_taken_as_buffers(kind: str) -> None:
     check_job(odd_job(kind, "buffer", "a module"))
+
+
+class Tagged(torch.Tensor):
+    pass
+
+
+# What goes from stage to stage is limited; without a cut nobody would notice.
+UNSENT: dict[str, Callable[[torch.Tensor], Any]] = {
+    "a class of its own": lambda x: x.as_subclass(Tagged),  # type: ignore[no-untyped-call]
+    "much text": lambda x: (x, "word" * MOST_CHARACTERS),
+    "text beside the target's": lambda x: (x, "x" * (MOST_CHARACTERS // 2)),
+    "many tensors": lambda x: [x, *(torch.zeros(1) for _ in range(MOST_TENSORS))],
+}
+
+
+class Wrapping(nn.Linear):
+    def __init__(self, name: str) -> None:
+        super().__init__(4, 4)
+        self.name = name
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return UNSENT[self.name](super().forward(x))
+
+
+class Unwrapping(nn.Linear):
+    def forward(self, x: Any) -> torch.Tensor:
+        return super().forward(x if isinstance(x, torch.Tensor) else x[0])
+
+
+def wrapping(name: str) -> list[nn.Module]:
+    return [Wrapping(name), Unwrapping(4, 4)]
+
+
+class Texts(Dataset[Any]):
+    """Targets that are words beside numbers. ``text``: of each sample."""
+
+    def __init__(self, text: str = "x" * (MOST_CHARACTERS // 6)) -> None:
+        self.text = text
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.ones(4), {"label": 0, "text": self.text}
+
+
+def long_texts() -> Texts:
+    return Texts("x" * MOST_CHARACTERS)
+
+
+def tagged(samples: list[Any]) -> Any:
+    return torch.stack([x for x, _ in samples]).as_subclass(Tagged), torch.stack([y for _, y in samples])  # type: ignore[no-untyped-call]
+
+
+def loss_of_labels(output: torch.Tensor, target: Any) -> torch.Tensor:
+    return nn.functional.cross_entropy(output, target["label"])
+
+
+@pytest.mark.parametrize(
+    ("name", "dataset", "words"),
+    [
+        ("a class of its own", "vectors", r"layer 0 \(Wrapping\) returned a Tagged"),
+        ("much text", "vectors", r"layer 0 \(Wrapping\) returned a container of \d+ characters"),
+        ("many tensors", "vectors", r"layer 0 \(Wrapping\) returned a container of 4097 tensors"),
+        ("text beside the target's", "Texts", r"layer 0 \(Wrapping\), with the target beside it, returned a container"),
+    ],
+)
+def test_an_output_that_no_other_node_could_be_given_is_named(name: str, dataset: str, words: str) -> None:
+    """The run went on while no cut lay behind the layer."""
+    job = make_job(layers=f"{__name__}:wrapping", dataset=f"{__name__}:{dataset}", args=f'name = "{name}"')
+    if dataset == "Texts":
+        job = job.model_copy(update={"train": job.train.model_copy(update={"loss": f"{__name__}:loss_of_labels"})})
+    with pytest.raises(JobError, match=words):
+        check_job(job)
+
+
+def test_samples_that_no_other_node_could_be_given_are_named() -> None:
+    job = make_job(layers="tests.hostile.jobs:legitimate", dataset=f"{__name__}:long_texts")
+    with pytest.raises(JobError, match=r"a sample's target is or holds a container of \d+ characters"):
+        check_job(job)
+    job = make_job(dataset=f"{__name__}:vectors", data=f'collate = "{__name__}:tagged"')
+    with pytest.raises(JobError, match="a sample's input is or holds a Tagged"):
+        check_job(job)
 
 
 def test_frozen_layers_and_layers_left_out_by_chance_are_taken() -> None:

@@ -18,6 +18,7 @@ from culm.pipeline.tensors.pytrees import (
     of_text,
     parts_of,
     rebuilt,
+    refuse_unsendable,
     tensors_in,
 )
 
@@ -109,6 +110,26 @@ def test_a_class_that_its_module_does_not_have_is_named() -> None:
 
     with pytest.raises(NotAPytree, match=r"Hidden, which tests\.unit\.test_pytrees does not have"):
         parts_of(Hidden(A))
+
+
+def test_what_no_other_node_would_take_is_named_where_it_is_made() -> None:
+    with pytest.raises(NotAPytree, match=f"a container of {MOST_TENSORS + 1} tensors"):
+        parts_of([torch.zeros(1) for _ in range(MOST_TENSORS + 1)])
+    with pytest.raises(NotAPytree, match=r"a container of \d+ characters"):
+        as_text(parts_of((A, "x" * MOST_CHARACTERS))[1])
+    refuse_unsendable((A, "x" * (MOST_CHARACTERS // 2)))
+    with pytest.raises(NotAPytree, match=r"a container of \d+ characters"):
+        refuse_unsendable((A, "x" * (MOST_CHARACTERS // 2)), (A, "x" * (MOST_CHARACTERS // 2)))
+
+
+@pytest.mark.parametrize("plain", [A, torch.nn.Parameter(A), torch.nn.Buffer(A), A.to("meta")])
+def test_only_a_class_of_its_own_is_told(plain: torch.Tensor) -> None:
+    class Tagged(torch.Tensor):
+        pass
+
+    refuse_unsendable({"x": plain, "depth": 3})
+    with pytest.raises(NotAPytree, match="a Tagged"):
+        refuse_unsendable({"x": plain, "y": B.as_subclass(Tagged)})  # type: ignore[no-untyped-call]
 
 
 def test_containers_end_somewhere() -> None:
