@@ -16,6 +16,7 @@ from culm.graphs.datasets import blocks
 from culm.oracle.plain_loop import run_plain
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job, parse_job
+from culm.pipeline.user_code.check import check_job
 from culm.pipeline.user_code.data import dataset_of
 from culm.pipeline.user_code.graph.chunks import ChunkedGraph
 from culm.pipeline.user_code.graph.partition import PARTITIONERS
@@ -210,6 +211,65 @@ def spread_first(sizes: list[int]) -> list[Any]:
 
 def blind_last(sizes: list[int]) -> list[Any]:
     return [partial(GCN, sizes[0], sizes[1]), partial(Blind, sizes[1], sizes[2], True)]
+
+
+class DropsInPlace(GCN):
+    """Dropout on the vertices' own values, which are the chunk's features."""
+
+    wants_own = True
+
+    def apply_vertex(self, *values: torch.Tensor) -> torch.Tensor:
+        gathered, own = values
+        return super().apply_vertex(gathered + functional.dropout(own, 0.5, inplace=True))
+
+
+class ScalesUnseen(GCN):
+    """Writes where no version is counted, before it adds up neighbours."""
+
+    def gather(self, chunk: Any, values: torch.Tensor) -> torch.Tensor:
+        values.data.mul_(2.0)
+        return super().gather(chunk, values)
+
+
+def drops_in_place(sizes: list[int]) -> list[Any]:
+    return [partial(DropsInPlace, sizes[0], sizes[1]), partial(GCN, sizes[1], sizes[2], True)]
+
+
+def scales_unseen(sizes: list[int]) -> list[Any]:
+    return [partial(GCN, sizes[0], sizes[1]), partial(ScalesUnseen, sizes[1], sizes[2], True)]
+
+
+def loss_that_shifts_labels(output: torch.Tensor, chunk: Any) -> Any:
+    chunk.labels.add_(1).remainder_(3)
+    return output.sum(), 1
+
+
+@pytest.mark.parametrize(
+    ("layers", "said"),
+    [
+        (
+            "drops_in_place",
+            r"layer 0: apply_vertex of layer 0 \(DropsInPlace\) writes into what it is given; write nothing",
+        ),
+        ("scales_unseen", r"layer 1: layer 1 \(ScalesUnseen\) writes into its chunk or its input"),
+    ],
+)
+def test_a_layer_that_writes_into_what_is_kept_is_refused_before_the_start(layers: str, said: str) -> None:
+    """Features were changed for good, a bit more in each epoch, and most by the server that redid most."""
+    with pytest.raises(JobError, match=said):
+        check_job(job_of(f"{__name__}:{layers}"))
+
+
+def test_a_loss_that_writes_into_the_chunk_is_refused_before_the_start() -> None:
+    job = job_of()
+    section = job.train.model_copy(update={"loss": f"{__name__}:loss_that_shifts_labels"})
+    with pytest.raises(JobError, match=r"train\.loss: the loss writes into its chunk"):
+        check_job(job.model_copy(update={"train": section}))
+
+
+@pytest.mark.parametrize(("layers", "more"), [("gcn", ", dropout = 0.5"), ("gat", ", heads = 2, dropout = 0.5")])
+def test_layers_that_write_nowhere_pass(layers: str, more: str) -> None:
+    check_job(job_of(f"culm.graphs:{layers}", more))
 
 
 def test_a_first_layer_without_parameters() -> None:

@@ -2,14 +2,20 @@
 
 # Each chunk is tried alone, through all layers, and let go of: all chunks, or one layer's values of all vertices, may
 # not fit into this machine's memory. So what a chunk takes of others after the first layer are values of its own.
+#
+# A chunk is kept from epoch to epoch, and what a function of parameters is given may be sent to a tensor worker, or be
+# needed by its backward. So nobody may write there. There may be no memory for copies, so checksums are compared.
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
 from functools import partial
 
 import torch
 
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job
+from culm.pipeline.tensors.bits import checksum
 from culm.pipeline.user_code.graph.chunks import Chunk, Chunks
 from culm.pipeline.user_code.graph.layer import GraphLayer
 from culm.pipeline.user_code.graph.tasks import seeded, task_seed
@@ -37,8 +43,11 @@ def _try_chunk(source: ModelSource, job: Job, layers: Sequence[GraphLayer], chun
         output = _tried(job, layer, index, chunk, x)
         x = _with_others(chunk, output)
     try:
-        loss, counts = taken(source.loss(output, chunk), job)
+        with _unwritten(_tensors_of(chunk), "the loss writes into its chunk", "train.loss"):
+            loss, counts = taken(source.loss(output, chunk), job)
         tally_of(loss, counts)
+    except JobError:
+        raise
     except RAISED as error:
         what = f"the loss raised {described(error)}"
         raise JobError(what, "train.loss", "call it with (output, chunk)") from error
@@ -56,17 +65,44 @@ def _built(source: ModelSource, index: int) -> GraphLayer:
 
 
 def _tried(job: Job, layer: GraphLayer, index: int, chunk: Chunk, x: torch.Tensor) -> torch.Tensor:
-    where = f"model.layers, layer {index}"
+    where, name = f"model.layers, layer {index}", f"layer {index} ({type(layer).__name__})"
+    run = seeded(partial(task_seed, job.job.seed, 0, chunk.number, index))
+
+    def watched(of: GraphLayer, function: str, arguments: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        with _unwritten(arguments, f"{function} of {name} writes into what it is given", where):
+            return run(of, function, arguments)
+
     try:
-        found: torch.Tensor = layer(chunk, x, seeded(partial(task_seed, job.job.seed, 0, chunk.number, index)))
+        with _unwritten([*_tensors_of(chunk), x], f"{name} writes into its chunk or its input", where):
+            found: torch.Tensor = layer(chunk, x, watched)
+    except JobError:
+        raise
     except RAISED as error:
-        what = f"layer {index} ({type(layer).__name__}) raised {described(error)} on chunk {chunk.number}"
+        what = f"{name} raised {described(error)} on chunk {chunk.number}"
         raise JobError(what, where, "correct it, or the sizes of the layers") from error
     shape = getattr(found, "shape", None)
     if shape is None or len(shape) != 2 or shape[0] != chunk.size:
         what = f"layer {index} gave {list(shape) if shape is not None else 'no tensor'} for {chunk.size} vertices"
         raise JobError(what, where, "let apply_vertex return a row for each vertex, [n, k]")
     return found
+
+
+@contextmanager
+def _unwritten(tensors: Sequence[torch.Tensor], what: str, where: str) -> Iterator[None]:
+    """Raises JobError where one of these is another afterwards. ``what``: in words."""
+    before = _state_of(tensors)
+    yield
+    if _state_of(tensors) != before:
+        raise JobError(what, where, "write nothing in place there (inplace=False), or into a copy (clone())")
+
+
+def _state_of(tensors: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
+    return [(tensor._version, int(checksum(tensor))) for tensor in tensors]  # writes through .data count no version
+
+
+def _tensors_of(chunk: Chunk) -> list[torch.Tensor]:
+    values = (getattr(chunk, field.name) for field in fields(chunk))
+    return [value for value in values if isinstance(value, torch.Tensor)]
 
 
 def _with_others(chunk: Chunk, own: torch.Tensor) -> torch.Tensor:
