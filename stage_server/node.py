@@ -147,7 +147,17 @@ class Node:
     # ---- the compute thread -----------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Computes until ``stop``."""
+        """Computes until ``stop``. Raises what a piece of work has raised."""
+        try:
+            self._compute_on()
+        finally:
+            self._compute.close()  # processes that load samples end here, also where this one starts again
+        self._handing_on.close()
+        self._spiller.close()
+        self._exchange.close()
+        log.info("this node ends after %d instructions, at step %d", self._activity.finished, self._worker.version)
+
+    def _compute_on(self) -> None:
         while True:
             with self._changed:
                 work = self._wait_for_work()
@@ -187,11 +197,6 @@ class Node:
             del work, result  # what they hold may be large, and there may be no other work for long
         if self._raised is not None:
             raise self._raised
-        self._compute.close()
-        self._handing_on.close()
-        self._spiller.close()
-        self._exchange.close()
-        log.info("this node ends after %d instructions, at step %d", self._activity.finished, self._worker.version)
 
     def _came(self, work: Run[Value], later: "Future[Result]") -> None:
         """What an instruction has given that waited for tensor workers. On its own thread, or on the compute thread."""

@@ -70,6 +70,7 @@ from culm.stage_server.one_machine.local_streams import LocalServer, listen
 from culm.stage_server.own_name import own_name
 from culm.stage_server.signals import on_signals
 from culm.stage_server.stage_settings import StageSettings
+from culm.stage_server.starting_again import reap_ended, start_again
 from culm.stage_server.streams.guard import run_of
 from culm.stage_server.streams.orders import Orders
 from culm.stage_server.streams.stream_bounds import job_problem
@@ -372,6 +373,7 @@ class StageServer:
 
 def main(settings: StageSettings) -> int:
     """Runs a stage server until it is told to stop. Exit codes as for every ``culm`` command."""
+    reap_ended()
     keep_pages()
     try:
         server = StageServer(settings)
@@ -389,8 +391,3 @@ def main(settings: StageSettings) -> int:
         logging.shutdown()
         start_again()
     return code
-
-
-def start_again() -> None:
-    """Becomes a new process, of a new incarnation, under the same process id."""
-    os.execv(sys.executable, [sys.executable, "-m", "culm", *sys.argv[1:]])

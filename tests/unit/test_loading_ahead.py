@@ -16,11 +16,24 @@ import torch
 
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job
+from culm.pipeline.partition import partition
+from culm.pipeline.patience import Patience
+from culm.pipeline.plan import Member, Plan, StagePlan
+from culm.pipeline.plan_codec import plan_to_proto
+from culm.pipeline.tensors.values import Value
 from culm.pipeline.user_code.data import Microbatches, dataset_of
+from culm.pipeline.user_code.model import ModelSource
+from culm.protos import coordinator_pb2 as pb
 from culm.stage_server.compute import loading_ahead
+from culm.stage_server.compute.compute import Compute
+from culm.stage_server.compute.device import CPU
 from culm.stage_server.compute.loading import Loading, Told
 from culm.stage_server.compute.loading_ahead import AHEAD, LoadingAhead
+from culm.stage_server.faults import Faults
+from culm.stage_server.node import Node
+from culm.stage_server.streams.guard import run_of
 from culm.stage_server.worker.work import Load
+from culm.stage_server.worker.worker import Worker
 from tests.hostile.job_files import make_job
 
 HERE = "tests.unit.test_loading_ahead"
@@ -171,3 +184,21 @@ def test_none_is_left_when_its_node_is_killed(tmp_path: Path) -> None:
         assert len(begun) == 2
         node.kill()
         until(lambda: not any(map(lives, begun)))
+
+
+def test_they_go_with_a_node_whose_work_has_raised() -> None:
+    """Its process may start again under its process id, and would have them as children that nobody waits for."""
+    before, job = workers(), job_of()
+    source = ModelSource(job)
+    worker: Worker[Value] = Worker("n0", 1, job.schedule, job.job.steps)
+    broken = list[BaseException]()
+    compute, shape = Compute(job, source, CPU), run_of(job, source)
+    node = Node(worker, compute, Faults(), job, Patience(), pytest.fail, broken.append, shape)
+    ranges = partition([1.0] * source.layer_count, job.pipeline.stages)
+    stages = tuple(StagePlan(first, end, ("n0",) * job.pipeline.pipelines) for first, end in ranges)
+    plan = Plan(term=1, generation=1, era=0, step=0, stages=stages, members={"n0": Member("n0", 1)})
+    node.order(pb.AttendResponse(plan=plan_to_proto(plan)))
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):  # the layers want other samples
+        node.run()
+    assert workers() == before
+    assert broken == []
