@@ -148,7 +148,7 @@ class Tagged(torch.Tensor):
 
 # What goes from stage to stage is limited; without a cut nobody would notice.
 UNSENT: dict[str, Callable[[torch.Tensor], Any]] = {
-    "a class of its own": lambda x: x.as_subclass(Tagged),  # type: ignore[no-untyped-call]
+    "a class of its own": lambda x: x.as_subclass(Tagged),
     "much text": lambda x: (x, "word" * MOST_CHARACTERS),
     "text beside the target's": lambda x: (x, "x" * (MOST_CHARACTERS // 2)),
     "many tensors": lambda x: [x, *(torch.zeros(1) for _ in range(MOST_TENSORS))],
@@ -191,7 +191,7 @@ def long_texts() -> Texts:
 
 
 def tagged(samples: list[Any]) -> Any:
-    return torch.stack([x for x, _ in samples]).as_subclass(Tagged), torch.stack([y for _, y in samples])  # type: ignore[no-untyped-call]
+    return torch.stack([x for x, _ in samples]).as_subclass(Tagged), torch.stack([y for _, y in samples])
 
 
 def loss_of_labels(output: torch.Tensor, target: Any) -> torch.Tensor:

@@ -89,6 +89,8 @@ class Rebound(Inner):
 class Handed(Inner):
     """Hands on a buffer that each forward changes: on a node a forward has one of its own."""
 
+    sums: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("sums", torch.zeros(WIDTH))

@@ -42,7 +42,7 @@ LAYERS: list[Callable[[], nn.Module]] = [
     lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)),
     nn.ReLU,
     partial(nn.Linear, 4, 2, dtype=torch.bfloat16),
-    lambda: nn.Conv2d(3, 4, 2).to(memory_format=torch.channels_last),  # does not lie in order
+    lambda: nn.Conv2d(3, 4, 2).to(memory_format=torch.channels_last),  # type: ignore[call-overload]
 ]
 
 

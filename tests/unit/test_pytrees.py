@@ -129,7 +129,7 @@ def test_only_a_class_of_its_own_is_told(plain: torch.Tensor) -> None:
 
     refuse_unsendable({"x": plain, "depth": 3})
     with pytest.raises(NotAPytree, match="a Tagged"):
-        refuse_unsendable({"x": plain, "y": B.as_subclass(Tagged)})  # type: ignore[no-untyped-call]
+        refuse_unsendable({"x": plain, "y": B.as_subclass(Tagged)})
 
 
 def test_containers_end_somewhere() -> None:
