@@ -102,7 +102,7 @@ def _microbatches(job: Job, section: Section, keys: Sequence[Key]) -> list[tuple
 
 
 def _bits_of(microbatch: tuple[Pytree, Pytree]) -> list[str]:
-    return [digest_of(tensor) for tensor in tensors_in(microbatch) if is_plain(tensor)]
+    return [digest_of(tensor) for part in microbatch for tensor in tensors_in(part) if is_plain(tensor)]
 
 
 def _samples(job: Job, section: Section, dataset: Any) -> str:

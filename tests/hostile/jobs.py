@@ -213,7 +213,7 @@ def frozen(module: nn.Module) -> nn.Module:
 def legitimate() -> list[Any]:
     """Frozen layers before what cuts the graph, layers that are left out by chance, an in-place ReLU."""
     inplace = functools.partial(nn.ReLU, inplace=True)
-    return [lambda: frozen(nn.Linear(WIDTH, WIDTH)), Detach, Skips, Block, inplace, Skips, head]
+    return [lambda: frozen(nn.Linear(WIDTH, WIDTH)), Detach, Skips, inplace, Block, Skips, head]
 
 
 def all_frozen() -> list[Any]:
