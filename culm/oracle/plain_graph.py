@@ -9,9 +9,10 @@ from culm.oracle.plain_evaluation import pair_of
 from culm.oracle.plain_passes import Passes, buffers_of
 from culm.pipeline.job import Job
 from culm.pipeline.user_code.graph.chunks import Chunk, Chunks
-from culm.pipeline.user_code.graph.tasks import seeded, task_seed
+from culm.pipeline.user_code.graph.tasks import loss_seed, seeded, task_seed
 from culm.pipeline.user_code.imports import load_callable
 from culm.pipeline.user_code.model import ModelSource
+from culm.pipeline.user_code.streams import seed_all
 
 # The shape of a product changes its bits, so every layer goes chunk by chunk here, too. What a chunk's output is the
 # gradient of is added up in order of the chunks that took of it.
@@ -50,7 +51,8 @@ class GraphPasses:
             values = [output.detach() for _, output in passed]
             outputs.append(values)
         ends = []
-        for chunk, (_, output) in zip(chunks, graphs[-1], strict=True):
+        for p, (chunk, (_, output)) in enumerate(zip(chunks, graphs[-1], strict=True)):
+            seed_all(loss_seed(self._job.job.seed, step, p, len(self._model) - 1))
             loss, count = self._loss(output, chunk)
             ends.append(loss)
             made.losses.append(loss.item())

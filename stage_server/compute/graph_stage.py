@@ -17,9 +17,10 @@ from culm.pipeline.tensors.values import Value
 from culm.pipeline.user_code.graph.chunks import Chunk, Chunks
 from culm.pipeline.user_code.graph.layer import Runs
 from culm.pipeline.user_code.graph.passes import Taken, gradient_of, parts_of, sources_of
-from culm.pipeline.user_code.graph.tasks import seeded, task_seed
+from culm.pipeline.user_code.graph.tasks import loss_seed, seeded, task_seed
 from culm.pipeline.user_code.losses import taken, tally_of
 from culm.pipeline.user_code.metrics import Metrics
+from culm.pipeline.user_code.streams import seed_all
 from culm.pipeline.user_code.trial import refuse_loss
 from culm.stage_server.compute.layer import HeldLayer
 
@@ -91,6 +92,7 @@ class GraphStage:
         told: tuple[float, ...] = ()
         if self.last:
             values = output
+            seed_all(loss_seed(self._job.job.seed, step, self._pipeline, layer.index))
             output, counts = taken(self._loss(values, chunk), self._job)
             refuse_loss(output, values)
             measured = self._metrics.numbers(values, chunk, chunk.size)

@@ -18,10 +18,11 @@ from culm.pipeline.job import Job
 from culm.pipeline.tensors.bits import checksum
 from culm.pipeline.user_code.graph.chunks import Chunk, Chunks
 from culm.pipeline.user_code.graph.layer import GraphLayer
-from culm.pipeline.user_code.graph.tasks import seeded, task_seed
+from culm.pipeline.user_code.graph.tasks import loss_seed, seeded, task_seed
 from culm.pipeline.user_code.imports import RAISED, described
 from culm.pipeline.user_code.losses import taken, tally_of
 from culm.pipeline.user_code.model import ModelSource
+from culm.pipeline.user_code.streams import seed_all
 
 
 @torch.no_grad()
@@ -42,6 +43,7 @@ def _try_chunk(source: ModelSource, job: Job, layers: Sequence[GraphLayer], chun
     for index, layer in enumerate(layers):
         output = _tried(job, layer, index, chunk, x)
         x = _with_others(chunk, output)
+    seed_all(loss_seed(job.job.seed, 0, chunk.number, len(layers) - 1))
     try:
         with _unwritten(_tensors_of(chunk), "the loss writes into its chunk", "train.loss"):
             loss, counts = taken(source.loss(output, chunk), job)

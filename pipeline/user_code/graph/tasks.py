@@ -13,6 +13,7 @@ from culm.pipeline.user_code.graph.layer import EDGE, VERTEX, GraphLayer
 from culm.pipeline.user_code.streams import seed_all, stream_seed
 
 FUNCTIONS = (VERTEX, EDGE)
+LOSS = len(FUNCTIONS)  # the loss's number beside those of the functions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +31,14 @@ class Task:
 def task_seed(seed: int, step: int, chunk: int, layer: int, function: str) -> int:
     """For what one function of a layer draws on one chunk in one epoch; ``seed``: the job's."""
     return stream_seed(seed, step, chunk, FUNCTIONS.index(function), layer)
+
+
+def loss_seed(seed: int, step: int, chunk: int, layer: int) -> int:
+    """For what the loss, and then the metrics, draw on one chunk in one epoch; ``layer``: the last one.
+
+    A seed of their own: where a tensor worker does the last layer, nothing has been seeded here before them.
+    """
+    return stream_seed(seed, step, chunk, LOSS, layer)
 
 
 def seeded(seed_of: Callable[[str], int]) -> Callable[[GraphLayer, str, tuple[torch.Tensor, ...]], torch.Tensor]:
