@@ -262,6 +262,12 @@ def test_both_directions_once_then_loops_and_weights() -> None:
         ({"labels": torch.zeros(3)}, "labels has 3 rows, and there are 4 vertices"),
         ({"test": torch.zeros(5)}, "test has 5 rows, and there are 4 vertices"),
         ({"train": torch.zeros(4, dtype=torch.bool)}, "no vertex is trained on"),
+        ({"train": torch.tensor([0, 1, 0, 1])}, r"train is torch.int64 \[4\], not torch.bool \[V\]"),
+        ({"valid": torch.ones(4, dtype=torch.uint8)}, r"valid is torch.uint8 \[4\], not torch.bool \[V\]"),
+        ({"test": torch.ones(4, 2, dtype=torch.bool)}, r"test is torch.bool \[4, 2\], not torch.bool \[V\]"),
+        ({"features": torch.zeros(4)}, r"the features are torch.float32 \[4\], not floating point \[V, F\]"),
+        ({"features": torch.ones(4, 2, dtype=torch.int64)}, "the features are torch.int64 .*, not floating point"),
+        ({"weights": torch.ones(4, dtype=torch.int64)}, "the edges' weights are torch.int64, not floating point"),
     ],
 )
 def test_a_graph_whose_parts_do_not_fit_is_refused(change: dict[str, torch.Tensor], said: str) -> None:

@@ -35,6 +35,9 @@ class Graph:
 
     def check(self) -> "Graph":
         """The graph itself. Raises JobError where its tensors do not fit each other."""
+        if self.features.dim() != 2 or not self.features.is_floating_point():
+            what = f"the features are {self.features.dtype} {list(self.features.shape)}, not floating point [V, F]"
+            raise JobError(what, WHERE, MEND)
         count = self.vertices
         if not count:
             raise JobError("the graph has no vertices", WHERE, MEND)
@@ -51,6 +54,8 @@ class Graph:
                 raise JobError(what, WHERE, MEND)
         if self.weights is not None and self.weights.shape != self.sources.shape:
             raise JobError(f"there are {len(self.weights)} weights for {len(self.sources)} edges", WHERE, MEND)
+        if self.weights is not None and not self.weights.is_floating_point():
+            raise JobError(f"the edges' weights are {self.weights.dtype}, not floating point", WHERE, MEND)
         for name, of_vertices in (
             ("labels", self.labels),
             ("train", self.train),
@@ -59,6 +64,10 @@ class Graph:
         ):
             if of_vertices is not None and len(of_vertices) != count:
                 raise JobError(f"{name} has {len(of_vertices)} rows, and there are {count} vertices", WHERE, MEND)
+        # Whole numbers would be taken for rows: zeros and ones train on vertices 0 and 1 alone.
+        for name, mask in (("train", self.train), ("valid", self.valid), ("test", self.test)):
+            if mask is not None and (mask.dtype != torch.bool or mask.dim() != 1):
+                raise JobError(f"{name} is {mask.dtype} {list(mask.shape)}, not torch.bool [V]", WHERE, MEND)
         if not bool(self.train.any()):
             raise JobError("no vertex is trained on", WHERE, "set train for some")
         return self
