@@ -341,7 +341,10 @@ def lose(state: State, lost: Mapping[str, str], now: float, by_choice: bool = Fa
     state, other_copies = copies.after_losses(state, plan.stages, len(state.nodes) + len(gone), now)
     budget = budget_of(state)
     stages_left, reasons = promote(plan.stages, list(gone), state.layer_costs, budget, counting_of(state.settings))
-    if stages_left is not None and state.settings.staleness.most and any(plan.owned_by(name) for name in gone):
+    begun = state.committed + (state.phase is Phase.RUNNING)
+    later = range(state.committed, max(state.committed, state.end))
+    old = state.settings.staleness.takes_before(begun, later, state.origin.step)
+    if stages_left is not None and old and any(plan.owned_by(name) for name in gone):
         stages_left, reasons = None, ["later steps take values of this one or of earlier ones, which are lost"]
     if stages_left is None:
         done = ["the run was done, but its weights were neither saved nor fetched"]

@@ -12,8 +12,10 @@ from functools import cached_property
 #                               lag     0  1  1  1  0  1
 #
 # What a chunk takes of an epoch before is held by its present owner and by whoever gave it, and lies in no checkpoint.
-# So chunks move to other owners where an epoch is fresh. Where an owner is lost the run goes back to the newest
-# checkpoint, after which an epoch is fresh: what it had given to its own chunks nobody else has.
+# So chunks move to other owners where an epoch is fresh. Where an owner is lost, and later epochs take of one that has
+# begun, the run goes back to the newest checkpoint, after which an epoch is fresh: what the owner had given to its own
+# chunks nobody else has. Between the last epoch that takes such values and the end, and in a pause, which waits for a
+# fresh epoch, nothing is lost with it.
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,11 @@ class Staleness:
     def lag(self, step: int, origin: int = 0) -> int:
         """How old what a chunk takes of others is in this epoch. ``origin``: of the era, before which nothing is."""
         return 0 if step >= self.fresh_from else min(self.most, step % self.refresh, step - origin)
+
+    def takes_before(self, begun: int, steps: range, origin: int = 0) -> bool:
+        """Whether one of these epochs takes values of one before ``begun``. ``steps``: all that are not committed."""
+        lags = [(step, self.lag(step, origin)) for step in steps[: self.most + 1]]  # later ones take of none of these
+        return any(lag > 0 and step - lag < begun for step, lag in lags)
 
 
 FRESH = Staleness()

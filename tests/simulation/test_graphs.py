@@ -8,6 +8,7 @@ import pytest
 
 from culm.coordinator import state as co
 from culm.pipeline.neighbours import Neighbours, Staleness
+from culm.simulator.histories.after_the_end import Afterlife
 from culm.simulator.histories.hostile_peer import speaking
 from culm.simulator.histories.simulated_cluster import Cluster
 from tests.simulation.test_everything import SOAK, what_is_wrong
@@ -56,6 +57,15 @@ def history_on_a_graph(seed: int, cluster: type[Cluster] = Cluster, **rule: Any)
         "metrics": draw.choice([0, 0, 1, 2]),
     }
     return cluster(seed, **(settings | rule))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_node_that_is_lost_after_the_end_costs_no_epoch_though_values_were_old(seed: int) -> None:
+    near = Neighbours(((0, 1), (0, 1, 2), (1, 2, 3), (2, 3)), Staleness(most=1, refresh=3, fresh_from=5))
+    settings: dict[str, Any] = {"stages": 2, "layers": 2, "pipelines": 4, "microbatches": 1, "lead": 4, "nodes": 3}
+    afterlife = Afterlife(1, apart=True, coordinators=False)
+    cluster = Cluster(seed, **settings, steps=6, neighbours=near, afterlife=afterlife).run()
+    assert not cluster.ending.rolled_back, f"seed {seed}"
 
 
 @pytest.mark.parametrize("fifty", range(200 if SOAK else 2))

@@ -20,6 +20,24 @@ def test_nothing_is_older_than_the_era() -> None:
     assert [stale.lag(step, origin=50) for step in (50, 51, 52, 53)] == [0, 1, 2, 2]
 
 
+def test_what_a_lost_owner_gave_is_missed_until_no_later_epoch_takes_it() -> None:
+    stale, end = Staleness(most=1, refresh=4, fresh_from=9), 11
+    assert [stale.takes_before(step + 1, range(step, end)) for step in range(end)] == [
+        *[True, True, True, True],  # the running epoch 0 counts: the next one takes of it
+        *[True, True, True, True],
+        *[False, False, False],  # 8 is fresh by ``refresh``, 9 and 10 by ``fresh_from``
+    ]
+    assert [stale.takes_before(step, range(step, end)) for step in (0, 4, 8)] == [False] * 3, "in a pause"
+    assert stale.takes_before(5, range(5, end))
+    assert not stale.takes_before(end, range(end, end)), "the run is done"
+
+
+def test_values_may_be_wanted_several_epochs_later() -> None:
+    stale = Staleness(most=2, refresh=3, fresh_from=100)
+    assert stale.takes_before(4, range(3, 100))  # 4 takes of 3
+    assert not stale.takes_before(3, range(3, 100))
+
+
 @pytest.mark.parametrize("step", [0, 1, 10**9])
 def test_without_staleness_all_is_fresh(step: int) -> None:
     assert FRESH.lag(step) == 0
