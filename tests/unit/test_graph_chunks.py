@@ -1,7 +1,6 @@
 """A graph's chunks: every edge is in one of them, with its right ends; and layers on chunks are those on the graph."""
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,22 +13,16 @@ from torch.nn import functional
 
 from culm.graphs import GAT, GCN, Graph, GraphLayer
 from culm.graphs.datasets import blocks
-from culm.oracle.plain_graph import GraphPasses
 from culm.oracle.plain_loop import run_plain
 from culm.pipeline.errors import JobError
-from culm.pipeline.job import Job, parse_job, with_values
+from culm.pipeline.job import Job, parse_job
 from culm.pipeline.user_code.check import check_job
 from culm.pipeline.user_code.data import dataset_of
-from culm.pipeline.user_code.graph.chunks import Chunk, ChunkedGraph
-from culm.pipeline.user_code.graph.layer import Runs
+from culm.pipeline.user_code.graph.chunks import ChunkedGraph
 from culm.pipeline.user_code.graph.partition import PARTITIONERS
 from culm.pipeline.user_code.graph.passes import sources_of
-from culm.pipeline.user_code.graph.tasks import seeded
 from culm.pipeline.user_code.model import ModelSource
 from culm.pipeline.user_code.samples import samples_of
-from culm.stage_server.compute.device import CPU
-from culm.stage_server.compute.graph_stage import GraphStage
-from culm.stage_server.compute.layer import HeldLayer
 
 VERTICES, CHUNKS = 90, 5
 
@@ -296,43 +289,6 @@ def test_a_layer_that_gives_no_gradient_ends_the_backward_there() -> None:
         before = ModelSource(job).build(index).state_dict()
         same = {torch.equal(before[name], now[name]) for name in now}
         assert same == {index == 0}, "a gradient of zeros changes nothing in SGD"
-
-
-def on_random_half(output: torch.Tensor, chunk: Chunk) -> tuple[torch.Tensor, int]:
-    """A loss over other vertices each epoch."""
-    some = chunk.train & (torch.rand(chunk.size) < 0.5)
-    return functional.cross_entropy(output[some], chunk.labels[some], reduction="sum"), int(some.sum())
-
-
-def share_drawn(output: torch.Tensor, chunk: Chunk) -> torch.Tensor:
-    """A metric that draws as well."""
-    return torch.rand(()) * output.sum()
-
-
-def test_what_the_loss_draws_depends_on_epoch_and_chunk_alone() -> None:
-    """A worker does the last layer, so the server's generator is left anywhere."""
-    changed = {"graph.layers": 1, "model.args": {"sizes": [6, 3]}, "train.loss": f"{__name__}:on_random_half"}
-    job = with_values(job_of(), {**changed, "train.metrics": {"drawn": f"{__name__}:share_drawn"}})
-    source, graph = ModelSource(job), dataset_of(job)
-    layer = HeldLayer.build(source, 0, CPU)
-    plain = GraphPasses(job, source, [layer.module], list(layer.module.parameters())).passes(0)
-
-    def elsewhere(index: int, seed_of: Callable[[str], int]) -> Runs:
-        def run(module: GraphLayer, function: str, arguments: tuple[torch.Tensor, ...]) -> torch.Tensor:
-            found = seeded(seed_of)(module, function, arguments)
-            torch.seed()
-            return found
-
-        return run
-
-    found = []
-    for p in range(CHUNKS):
-        stage = GraphStage(job, graph, p, layer, True, True, source.loss, source.learning_rate)
-        stage.begin_step(0)
-        stage.forward((), elsewhere)
-        found.append(stage.tallies())
-    assert [told[0] for told in found] == plain.losses
-    assert [told[2] for told in found] == [total for total, _ in plain.measured["drawn"]]
 
 
 @pytest.mark.parametrize("heads", [1, 3])

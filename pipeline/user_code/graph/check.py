@@ -17,7 +17,7 @@ from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job
 from culm.pipeline.tensors.bits import checksum
 from culm.pipeline.user_code.graph.chunks import Chunk, Chunks
-from culm.pipeline.user_code.graph.layer import GraphLayer
+from culm.pipeline.user_code.graph.layer import EDGE, VERTEX, GraphLayer, Runs
 from culm.pipeline.user_code.graph.tasks import loss_seed, seeded, task_seed
 from culm.pipeline.user_code.imports import RAISED, described
 from culm.pipeline.user_code.losses import taken, tally_of
@@ -68,11 +68,12 @@ def _built(source: ModelSource, index: int) -> GraphLayer:
 
 def _tried(job: Job, layer: GraphLayer, index: int, chunk: Chunk, x: torch.Tensor) -> torch.Tensor:
     where, name = f"model.layers, layer {index}", f"layer {index} ({type(layer).__name__})"
-    run = seeded(partial(task_seed, job.job.seed, 0, chunk.number, index))
+    run, used = seeded(partial(task_seed, job.job.seed, 0, chunk.number, index)), dict[str, set[str]]()
+    telling = _telling(run, used) if layer.by_edge else run
 
     def watched(of: GraphLayer, function: str, arguments: tuple[torch.Tensor, ...]) -> torch.Tensor:
         with _unwritten(arguments, f"{function} of {name} writes into what it is given", where):
-            return run(of, function, arguments)
+            return telling(of, function, arguments)
 
     try:
         with _unwritten([*_tensors_of(chunk), x], f"{name} writes into its chunk or its input", where):
@@ -86,6 +87,10 @@ def _tried(job: Job, layer: GraphLayer, index: int, chunk: Chunk, x: torch.Tenso
     if shape is None or len(shape) != 2 or shape[0] != chunk.size:
         what = f"layer {index} gave {list(shape) if shape is not None else 'no tensor'} for {chunk.size} vertices"
         raise JobError(what, where, "let apply_vertex return a row for each vertex, [n, k]")
+    # A server adds up what each use of it gives; where a worker does a function, that function's sum comes as one.
+    if both := sorted(used.get(EDGE, set()) & used.get(VERTEX, set())):
+        what = f"{name} uses its parameter {both[0]} in {EDGE} and in {VERTEX}"
+        raise JobError(what, where, "give each of the two functions parameters of its own")
     return found
 
 
@@ -105,6 +110,22 @@ def _state_of(tensors: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
 def _tensors_of(chunk: Chunk) -> list[torch.Tensor]:
     values = (getattr(chunk, field.name) for field in fields(chunk))
     return [value for value in values if isinstance(value, torch.Tensor)]
+
+
+def _telling(run: Runs, used: dict[str, set[str]]) -> Runs:
+    """Does the same, and notes of each function which parameters it gives gradients of, by name."""
+
+    def tell(layer: GraphLayer, function: str, arguments: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        named = {name: parameter for name, parameter in layer.named_parameters() if parameter.requires_grad}
+        with torch.enable_grad():
+            found = run(layer, function, tuple(x.detach() for x in arguments))
+            if not (isinstance(found, torch.Tensor) and found.requires_grad and named):
+                return found
+            gradients = torch.autograd.grad(found.sum(), [*named.values()], allow_unused=True)
+        used[function] = {name for name, gradient in zip(named, gradients, strict=True) if gradient is not None}
+        return found.detach()
+
+    return tell
 
 
 def _with_others(chunk: Chunk, own: torch.Tensor) -> torch.Tensor:

@@ -46,7 +46,9 @@ def seeded(seed_of: Callable[[str], int]) -> Callable[[GraphLayer, str, tuple[to
 
     def run(layer: GraphLayer, function: str, arguments: tuple[torch.Tensor, ...]) -> torch.Tensor:
         seed_all(seed_of(function))
-        found: torch.Tensor = getattr(layer, function)(*arguments)
+        # A name of its own for each argument: what its uses within the function give is added up before anything that
+        # comes from outside, as where a worker does it.
+        found: torch.Tensor = getattr(layer, function)(*(x.view_as(x) for x in arguments))
         return found
 
     return run
