@@ -25,35 +25,39 @@ _sym_db = _symbol_database.Default()
 from culm.protos import tensor_pb2 as culm_dot_protos_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x63ulm/protos/tensor_work.proto\x12\x07\x63ulm.v1\x1a\x18\x63ulm/protos/tensor.proto\"\x15\n\x13GetTensorJobRequest\"9\n\x14GetTensorJobResponse\x12\x10\n\x08job_toml\x18\x01 \x01(\t\x12\x0f\n\x07process\x18\x02 \x01(\x0c\"\x8e\x01\n\x05Offer\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x18\n\x10protocol_version\x18\x02 \x01(\r\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\t\x12\x10\n\x08hardware\x18\x04 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x05 \x01(\x04\x12\x0f\n\x07servers\x18\x06 \x01(\r\x12\r\n\x05\x61head\x18\x07 \x01(\x08\"T\n\x0bTensorPiece\x12\x0f\n\x07payload\x18\x01 \x01(\x0c\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12$\n\x06header\x18\x03 \x01(\x0b\x32\x14.culm.v1.ValueHeader\"\x19\n\nTaskFailed\x12\x0b\n\x03why\x18\x01 \x01(\t\"\xbe\x01\n\x0bWorkRequest\x12\x1f\n\x05offer\x18\x01 \x01(\x0b\x32\x0e.culm.v1.OfferH\x00\x12&\n\x06\x61nswer\x18\x02 \x01(\x0b\x32\x14.culm.v1.TensorPieceH\x00\x12%\n\x06\x66\x61iled\x18\x03 \x01(\x0b\x32\x13.culm.v1.TaskFailedH\x00\x12&\n\tno_answer\x18\x04 \x01(\x0b\x32\x11.culm.v1.NoAnswerH\x00\x12\x0f\n\x07seconds\x18\x05 \x01(\x01\x42\x06\n\x04\x62ody\"\n\n\x08NoAnswer\"\x93\x01\n\nTensorTask\x12\r\n\x05layer\x18\x01 \x01(\r\x12\x10\n\x08\x66unction\x18\x02 \x01(\t\x12\x10\n\x08\x62\x61\x63kward\x18\x03 \x01(\x08\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x0f\n\x07\x65\x64ition\x18\x05 \x01(\x04\x12\x0e\n\x06wanted\x18\x06 \x03(\x08\x12#\n\x05\x66irst\x18\x07 \x01(\x0b\x32\x14.culm.v1.TensorPiece\"b\n\x0cWorkResponse\x12#\n\x04task\x18\x01 \x01(\x0b\x32\x13.culm.v1.TensorTaskH\x00\x12%\n\x05piece\x18\x02 \x01(\x0b\x32\x14.culm.v1.TensorPieceH\x00\x42\x06\n\x04\x62ody\"6\n\x14GetParametersRequest\x12\r\n\x05layer\x18\x01 \x01(\r\x12\x0f\n\x07\x65\x64ition\x18\x02 \x01(\x04\"<\n\x15GetParametersResponse\x12#\n\x05piece\x18\x01 \x01(\x0b\x32\x14.culm.v1.TensorPiece2\xe4\x01\n\nTensorWork\x12K\n\x0cGetTensorJob\x12\x1c.culm.v1.GetTensorJobRequest\x1a\x1d.culm.v1.GetTensorJobResponse\x12\x37\n\x04Work\x12\x14.culm.v1.WorkRequest\x1a\x15.culm.v1.WorkResponse(\x01\x30\x01\x12P\n\rGetParameters\x12\x1d.culm.v1.GetParametersRequest\x1a\x1e.culm.v1.GetParametersResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x63ulm/protos/tensor_work.proto\x12\x07\x63ulm.v1\x1a\x18\x63ulm/protos/tensor.proto\"\x15\n\x13GetTensorJobRequest\"9\n\x14GetTensorJobResponse\x12\x10\n\x08job_toml\x18\x01 \x01(\t\x12\x0f\n\x07process\x18\x02 \x01(\x0c\"\xe6\x01\n\x05Offer\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x18\n\x10protocol_version\x18\x02 \x01(\r\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\t\x12\x10\n\x08hardware\x18\x04 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x05 \x01(\x04\x12\x0f\n\x07servers\x18\x06 \x01(\r\x12\r\n\x05\x61head\x18\x07 \x01(\x08\x12(\n\x05parts\x18\x08 \x03(\x0b\x32\x19.culm.v1.Offer.PartsEntry\x1a,\n\nPartsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"T\n\x0bTensorPiece\x12\x0f\n\x07payload\x18\x01 \x01(\x0c\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12$\n\x06header\x18\x03 \x01(\x0b\x32\x14.culm.v1.ValueHeader\"\x19\n\nTaskFailed\x12\x0b\n\x03why\x18\x01 \x01(\t\"\xbe\x01\n\x0bWorkRequest\x12\x1f\n\x05offer\x18\x01 \x01(\x0b\x32\x0e.culm.v1.OfferH\x00\x12&\n\x06\x61nswer\x18\x02 \x01(\x0b\x32\x14.culm.v1.TensorPieceH\x00\x12%\n\x06\x66\x61iled\x18\x03 \x01(\x0b\x32\x13.culm.v1.TaskFailedH\x00\x12&\n\tno_answer\x18\x04 \x01(\x0b\x32\x11.culm.v1.NoAnswerH\x00\x12\x0f\n\x07seconds\x18\x05 \x01(\x01\x42\x06\n\x04\x62ody\"\n\n\x08NoAnswer\"\x93\x01\n\nTensorTask\x12\r\n\x05layer\x18\x01 \x01(\r\x12\x10\n\x08\x66unction\x18\x02 \x01(\t\x12\x10\n\x08\x62\x61\x63kward\x18\x03 \x01(\x08\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x0f\n\x07\x65\x64ition\x18\x05 \x01(\x04\x12\x0e\n\x06wanted\x18\x06 \x03(\x08\x12#\n\x05\x66irst\x18\x07 \x01(\x0b\x32\x14.culm.v1.TensorPiece\"b\n\x0cWorkResponse\x12#\n\x04task\x18\x01 \x01(\x0b\x32\x13.culm.v1.TensorTaskH\x00\x12%\n\x05piece\x18\x02 \x01(\x0b\x32\x14.culm.v1.TensorPieceH\x00\x42\x06\n\x04\x62ody\"6\n\x14GetParametersRequest\x12\r\n\x05layer\x18\x01 \x01(\r\x12\x0f\n\x07\x65\x64ition\x18\x02 \x01(\x04\"<\n\x15GetParametersResponse\x12#\n\x05piece\x18\x01 \x01(\x0b\x32\x14.culm.v1.TensorPiece2\xe4\x01\n\nTensorWork\x12K\n\x0cGetTensorJob\x12\x1c.culm.v1.GetTensorJobRequest\x1a\x1d.culm.v1.GetTensorJobResponse\x12\x37\n\x04Work\x12\x14.culm.v1.WorkRequest\x1a\x15.culm.v1.WorkResponse(\x01\x30\x01\x12P\n\rGetParameters\x12\x1d.culm.v1.GetParametersRequest\x1a\x1e.culm.v1.GetParametersResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'culm.protos.tensor_work_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_OFFER_PARTSENTRY']._loaded_options = None
+  _globals['_OFFER_PARTSENTRY']._serialized_options = b'8\001'
   _globals['_GETTENSORJOBREQUEST']._serialized_start=68
   _globals['_GETTENSORJOBREQUEST']._serialized_end=89
   _globals['_GETTENSORJOBRESPONSE']._serialized_start=91
   _globals['_GETTENSORJOBRESPONSE']._serialized_end=148
   _globals['_OFFER']._serialized_start=151
-  _globals['_OFFER']._serialized_end=293
-  _globals['_TENSORPIECE']._serialized_start=295
-  _globals['_TENSORPIECE']._serialized_end=379
-  _globals['_TASKFAILED']._serialized_start=381
-  _globals['_TASKFAILED']._serialized_end=406
-  _globals['_WORKREQUEST']._serialized_start=409
-  _globals['_WORKREQUEST']._serialized_end=599
-  _globals['_NOANSWER']._serialized_start=601
-  _globals['_NOANSWER']._serialized_end=611
-  _globals['_TENSORTASK']._serialized_start=614
-  _globals['_TENSORTASK']._serialized_end=761
-  _globals['_WORKRESPONSE']._serialized_start=763
-  _globals['_WORKRESPONSE']._serialized_end=861
-  _globals['_GETPARAMETERSREQUEST']._serialized_start=863
-  _globals['_GETPARAMETERSREQUEST']._serialized_end=917
-  _globals['_GETPARAMETERSRESPONSE']._serialized_start=919
-  _globals['_GETPARAMETERSRESPONSE']._serialized_end=979
-  _globals['_TENSORWORK']._serialized_start=982
-  _globals['_TENSORWORK']._serialized_end=1210
+  _globals['_OFFER']._serialized_end=381
+  _globals['_OFFER_PARTSENTRY']._serialized_start=337
+  _globals['_OFFER_PARTSENTRY']._serialized_end=381
+  _globals['_TENSORPIECE']._serialized_start=383
+  _globals['_TENSORPIECE']._serialized_end=467
+  _globals['_TASKFAILED']._serialized_start=469
+  _globals['_TASKFAILED']._serialized_end=494
+  _globals['_WORKREQUEST']._serialized_start=497
+  _globals['_WORKREQUEST']._serialized_end=687
+  _globals['_NOANSWER']._serialized_start=689
+  _globals['_NOANSWER']._serialized_end=699
+  _globals['_TENSORTASK']._serialized_start=702
+  _globals['_TENSORTASK']._serialized_end=849
+  _globals['_WORKRESPONSE']._serialized_start=851
+  _globals['_WORKRESPONSE']._serialized_end=949
+  _globals['_GETPARAMETERSREQUEST']._serialized_start=951
+  _globals['_GETPARAMETERSREQUEST']._serialized_end=1005
+  _globals['_GETPARAMETERSRESPONSE']._serialized_start=1007
+  _globals['_GETPARAMETERSRESPONSE']._serialized_end=1067
+  _globals['_TENSORWORK']._serialized_start=1070
+  _globals['_TENSORWORK']._serialized_end=1298
 # @@protoc_insertion_point(module_scope)

@@ -64,6 +64,26 @@ class Offer(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class PartsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     WORKER_FIELD_NUMBER: _builtins.int
     PROTOCOL_VERSION_FIELD_NUMBER: _builtins.int
     FINGERPRINT_FIELD_NUMBER: _builtins.int
@@ -71,6 +91,7 @@ class Offer(_message.Message):
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     SERVERS_FIELD_NUMBER: _builtins.int
     AHEAD_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     protocol_version: _builtins.int
     """The wire contract that the worker speaks. A server refuses another one than its own."""
@@ -84,6 +105,12 @@ class Offer(_message.Message):
     """How many servers it works for at the same time: its time is divided between them. 0 is 1."""
     ahead: _builtins.bool
     """This is a worker's second stream: a task comes here only if no worker is there that has nothing to do."""
+    @_builtins.property
+    def parts(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """What its answers depend on, by part, as nodes tell it of themselves. Where a worker tells it, this counts in place of
+        the fingerprint, which is of the graph's files as well, and a worker reads none of these.
+        """
+
     def __init__(
         self,
         *,
@@ -94,10 +121,11 @@ class Offer(_message.Message):
         memory_bytes: _builtins.int = ...,
         servers: _builtins.int = ...,
         ahead: _builtins.bool = ...,
+        parts: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ahead", b"ahead", "fingerprint", b"fingerprint", "hardware", b"hardware", "memory_bytes", b"memory_bytes", "protocol_version", b"protocol_version", "servers", b"servers", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ahead", b"ahead", "fingerprint", b"fingerprint", "hardware", b"hardware", "memory_bytes", b"memory_bytes", "parts", b"parts", "protocol_version", b"protocol_version", "servers", b"servers", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -20,6 +20,7 @@ from culm.pipeline.rpc.channel import details
 from culm.pipeline.rpc.located import located
 from culm.pipeline.rpc.tls import open_channel, why_silent
 from culm.pipeline.tensors.digests import Corrupted
+from culm.pipeline.user_code.fingerprint import parts_of_worker
 from culm.pipeline.user_code.graph.layer import GraphLayer
 from culm.pipeline.user_code.graph.tasks import Task, do
 from culm.pipeline.user_code.model import ModelSource
@@ -150,12 +151,14 @@ class TensorWorker:
             raise JobError(
                 "the run trains on no graph", self._settings.coordinator, "name a run whose job has a [graph]"
             )
+        identity = source.identity()
         return tensor_work_pb2.Offer(
             worker=self._settings.name,
             protocol_version=PROTOCOL_VERSION,
             fingerprint=source.fingerprint(),
-            hardware=source.identity().parts["hardware"],
+            hardware=identity.parts["hardware"],
             memory_bytes=self._settings.memory_bytes,
+            parts=parts_of_worker(job, identity),
         )
 
     def module(self, layer: int) -> GraphLayer:

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from culm.pipeline.job import Job
+from culm.pipeline.identity import Identity
+from culm.pipeline.job import Job, job_to_toml
 from culm.pipeline.user_code.hardware import hardware_of
 
 # Files up to this size are hashed as a whole, larger ones in samples. Where the samples miss a difference, the hash of
@@ -38,6 +39,15 @@ def parts_of(job: Job, sources: Iterable[tuple[str, Path]]) -> dict[str, str]:
     out["versions"] = versions()
     out["hardware"] = hardware_of(job)
     return out
+
+
+def parts_of_worker(job: Job, identity: Identity) -> dict[str, str]:
+    """What a tensor worker and its server have to have in common, beside the kind of machine, which it tells apart.
+
+    A worker reads nothing of the graph, so the files that the graph's arguments name do not count.
+    """
+    whole = hashlib.sha256(job_to_toml(job).encode()).hexdigest()
+    return {"job": whole, **identity.without(["data", "hardware"]).parts}
 
 
 def versions() -> str:

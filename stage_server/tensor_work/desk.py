@@ -35,6 +35,14 @@ from culm.stage_server.tensor_work.board import Board
 log = logging.getLogger("culm.tensor_work")
 LOOK_SECONDS = 0.25  # between two looks at what is late, and at who is gone
 
+# Where the part of a worker differs from the server's.
+_UNLIKE = {
+    "code": "the worker has other code of the job than this server: give both the same files",
+    "versions": "the worker has other versions of Python or torch than this server: install the same ones",
+    "configuration": "the worker's layers are set otherwise than this server's, as by a dropout rate: let their "
+    "constructors go by the job's arguments alone, not by the machine or its environment",
+}
+
 Answer = Mapping[int, torch.Tensor]
 Shapes = Sequence[torch.Size]
 
@@ -63,14 +71,16 @@ class Desk(TensorWorkServicer):
         self,
         job_toml: str,
         fingerprint: str,
+        parts: Mapping[str, str],
         hardware: str,
         parameters: Callable[[int, int], Value | None],
         do_here: Callable[[Task], Answer],
     ) -> None:
-        """``hardware``: empty where any is taken. ``parameters``: a layer's, of an edition; None: they have changed.
-        ``do_here``: does a task on this server.
+        """``parts``: as a worker tells them (``parts_of_worker``); ``fingerprint``: for one that tells none.
+        ``hardware``: empty where any is taken; then layers may be set otherwise, too. ``parameters``: a layer's, of an
+        edition; None: they have changed. ``do_here``: does a task on this server.
         """
-        self._job_toml, self._fingerprint, self._hardware = job_toml, fingerprint, hardware
+        self._job_toml, self._fingerprint, self._parts, self._hardware = job_toml, fingerprint, parts, hardware
         self._parameters, self._do_here = parameters, do_here
         self._process = os.urandom(8)
         self._turn = threading.Lock()  # guards all that follows
@@ -187,8 +197,12 @@ class Desk(TensorWorkServicer):
             return (
                 f"this server speaks version {PROTOCOL_VERSION} of the protocol, and the worker another one: update it"
             )
-        if offer.fingerprint != self._fingerprint:
+        if not offer.parts and offer.fingerprint != self._fingerprint:
             return "the worker has other code of the job than this server: give both the same files"
+        for part in sorted(self._parts.keys() | offer.parts.keys()) if offer.parts else ():
+            unlike = offer.parts.get(part) != self._parts.get(part)  # also where one of them lacks a file
+            if unlike and (self._hardware or part != "configuration"):
+                return _UNLIKE.get(part, f"the worker's {part} is not that of this server: give both the same files")
         if self._hardware and offer.hardware != self._hardware:
             what = f"the worker computes on {told(offer.hardware)}, and this server on {self._hardware}"
             return f'{what}, which gives other bits: set job.hardware = "any" to take it'

@@ -6,14 +6,17 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 
 import grpc
 import pytest
 import torch
 
-from culm.pipeline.job import job_to_toml
+from culm.pipeline.identity import Identity
+from culm.pipeline.job import job_to_toml, with_values
 from culm.pipeline.tensors.task_pieces import as_value, pieces_of
 from culm.pipeline.tensors.values import Value
+from culm.pipeline.user_code.fingerprint import parts_of, parts_of_worker
 from culm.pipeline.user_code.graph.layer import VERTEX, GraphLayer
 from culm.pipeline.user_code.graph.tasks import Task, do
 from culm.pipeline.user_code.model import ModelSource
@@ -30,15 +33,22 @@ SOURCE = ModelSource(job(steps=10, workers=0))
 EDITION = 1
 
 
+def parts() -> dict[str, str]:
+    return parts_of_worker(job(steps=10, workers=0), SOURCE.identity())
+
+
 def offer() -> pb.Offer:
-    """Made when it is sent: a process that has imported more of the job's packages has another fingerprint."""
+    """Of a worker that tells no parts.
+
+    Made when it is sent: a process that has imported more of the job's packages has another fingerprint.
+    """
     return pb.Offer(worker="w0", protocol_version=PROTOCOL_VERSION, fingerprint=SOURCE.fingerprint())
 
 
 class Server:
     """A graph server's desk at an address, whose layer has all its parameters filled with one number."""
 
-    def __init__(self, filled: float) -> None:
+    def __init__(self, filled: float, hardware: str = "") -> None:
         layer = SOURCE.build(0)
         assert isinstance(layer, GraphLayer)
         with torch.no_grad():
@@ -46,7 +56,7 @@ class Server:
                 parameter.fill_(filled)
         self.layer = layer
         self.here: list[Task] = []  # what it had to do itself
-        self.desk = Desk(JOB, SOURCE.fingerprint(), "", self._parameters, self._do_here)
+        self.desk = Desk(JOB, SOURCE.fingerprint(), parts(), hardware, self._parameters, self._do_here)
 
     def _parameters(self, layer: int, edition: int) -> Value | None:
         if (layer, edition) != (0, EDITION):
@@ -129,6 +139,46 @@ def test_a_worker_that_does_not_fit_is_refused_in_words(wrong: dict[str, object]
         assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
         assert not server.desk.has_workers
         assert server.ask()
+
+
+@pytest.mark.parametrize(
+    ("part", "why"),
+    [
+        ("code", "other code of the job"),
+        ("versions", "other versions of Python or torch"),
+        ("configuration", "layers are set otherwise than this server's, as by a dropout rate"),
+        ("model", "the worker's model is not that of this server"),
+        ("job", "the worker's job is not that of this server"),
+    ],
+)
+def test_a_worker_of_which_one_part_differs_is_told_which(part: str, why: str) -> None:
+    """Such as one whose environment gives another dropout rate."""
+    server = Server(0.5, hardware="this one")
+    told = pb.Offer(worker="w0", protocol_version=PROTOCOL_VERSION, hardware="this one", parts=parts())
+    told.parts[part] = "another"
+    with server.at(0) as port, grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        with pytest.raises(grpc.RpcError, match=why) as refused:
+            next(TensorWorkStub(channel).Work(iter([pb.WorkRequest(offer=told)])))
+        assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+
+def test_what_layers_are_set_to_does_not_count_where_any_hardware_is_taken() -> None:
+    told = pb.Offer(protocol_version=PROTOCOL_VERSION, hardware="another one", parts=parts())
+    told.parts["configuration"] = "another"
+    assert not Server(0.5).desk._unfit(told)
+
+
+def test_a_worker_needs_no_file_of_the_graph(tmp_path: Path) -> None:
+    path, asked = tmp_path / "edges.txt", job(steps=10, workers=0)
+    assert asked.graph is not None
+    made = with_values(asked, {"graph.args": {**asked.graph.args, "path": str(path)}})
+    here = Identity(parts_of(made, []))
+    path.write_text("0 1")
+    there = Identity(parts_of(made, []))
+    assert there.parts != here.parts, "nodes compare it"
+    assert parts_of_worker(made, there) == parts_of_worker(made, here)
+    told = pb.Offer(protocol_version=PROTOCOL_VERSION, fingerprint="without that file", parts=parts())
+    assert not Server(0.5).desk._unfit(told)
 
 
 def answers(*found: torch.Tensor) -> list[pb.TensorPiece]:

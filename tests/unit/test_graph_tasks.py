@@ -127,7 +127,9 @@ def test_an_argument_that_is_used_elsewhere_too_has_the_gradient_that_a_worker_g
 
     turn = RLock()
     aside = Aside(turn, lambda index: layer)
-    aside.desk = Desk("", "", "", lambda index, edition: None, aside.do_here)  # no worker is there: the server does it
+    aside.desk = Desk(
+        "", "", {}, "", lambda index, edition: None, aside.do_here
+    )  # no worker is there: the server does it
     try:
         assert torch.equal(gradient(aside.runs(0, lambda function: 1)), gradient(seeded(lambda function: 1)))
     finally:
