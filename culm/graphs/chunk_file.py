@@ -3,6 +3,11 @@
 # ``taken.Q`` are the rows of chunk Q's output that the chunk takes, and ``given.Q`` the rows of its own output that
 # chunk Q takes. The second one lies in Q's file too: so whoever runs a chunk reads the chunk's own file alone.
 #
+# Products of matrices add up in another order where a tensor does not begin at a multiple of 16 bytes. So every tensor
+# begins at a multiple of 64, as torch's own do: the header is filled up, and behind each tensor there is a *filler* of
+# its dtype. safetensors lays tensors out by dtype, then by name, so a filler's name is that of its tensor and a space.
+# What a file of before, or another layout, has elsewhere is copied.
+#
 # A file is mapped into memory and not read: the system may drop what was not used for a while, and processes of one
 # machine share it. Before that its digest is compared, and every number in it that is a place somewhere: a product of
 # matrices does not look whether its columns are there.
@@ -14,10 +19,13 @@ from typing import NamedTuple
 import torch
 import xxhash
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 
 from culm.graphs.chunk_index import Index, Part
 from culm.pipeline.user_code.graph.chunks import Chunk, Rows
 
+ALIGNMENT = 64  # bytes
+FILLER = " "
 PIECE = 1 << 22  # bytes that are read at once for a digest
 MASKS = ("train", "valid", "test")
 PLAIN = ("vertices", "starts", "sources", "weights", "inputs", "labels", *MASKS)
@@ -43,6 +51,22 @@ def tensors_of(read: ReadChunk) -> dict[str, torch.Tensor]:
     return {name: tensor.contiguous() for name, tensor in found.items()}
 
 
+def write_chunk(read: ReadChunk, path: Path) -> None:
+    """Raises OSError and SafetensorError."""
+    found = tensors_of(read)
+    for name, tensor in list(found.items()):
+        if missing := -tensor.nbytes % ALIGNMENT:
+            found[name + FILLER] = tensor.new_zeros(missing // tensor.itemsize)
+    save_file(found, path, {"filler": ""})  # how long its header is, it tells once it is written
+    with path.open("rb") as file:
+        header = 8 + int.from_bytes(file.read(8), "little")
+    save_file(found, path, {"filler": " " * (-header % ALIGNMENT)})
+
+
+def _aligned(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.clone() if tensor.data_ptr() % ALIGNMENT else tensor
+
+
 def digest_of(path: Path) -> str:
     """Of the whole file."""
     digest, piece = xxhash.xxh3_128(), bytearray(PIECE)
@@ -56,7 +80,8 @@ def map_chunk(path: Path, index: Index, number: int) -> ReadChunk:
     """The chunk, mapped from its file. Raises OSError, and Unfit where it is not what the index tells of."""
     try:
         with safe_open(path, "pt") as file:
-            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            names = [name for name in file.keys() if not name.endswith(FILLER)]  # noqa: SIM118
+            found = {name: _aligned(file.get_tensor(name)) for name in names}
     except SafetensorError as error:
         raise Unfit(f"it is no file of tensors ({error})") from error
     _check(found, index, number)

@@ -16,7 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from culm.pipeline.errors import JobError
 from culm.pipeline.neighbours import Neighbours
 
-FORMAT = 1
+FORMAT = 2  # 1: without fillers, see chunk_file
+READ = (1, FORMAT)
 NAME = "index.json"
 WHERE = "graph.args"
 CUT = "cut the graph anew with culm chunks"
@@ -87,8 +88,8 @@ def read_index(folder: Path) -> Index:
         raise JobError(f"{path} is no JSON: it was cut short, or is another file", WHERE, CUT) from error
     if not isinstance(told, dict) or "format" not in told:
         raise JobError(f"{path} is not an index of chunks", WHERE, CUT)
-    if told["format"] != FORMAT:
-        what = f"{path} is of format {str(told['format'])[:20]}, and this version of Culm reads format {FORMAT}"
+    if told["format"] not in READ:
+        what = f"{path} is of format {str(told['format'])[:20]}, and this version of Culm reads format 1 to {FORMAT}"
         raise JobError(what, WHERE, f"{CUT} of this version")
     try:
         index = Index.model_validate_json(json.dumps(told.get("index")))

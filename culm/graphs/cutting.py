@@ -9,9 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 
-from culm.graphs.chunk_file import ReadChunk, digest_of, tensors_of
+from culm.graphs.chunk_file import ReadChunk, digest_of, write_chunk
 from culm.graphs.chunk_index import NAME, Index, Part, file_of, index_to_json
 from culm.pipeline.errors import JobError
 from culm.pipeline.user_code.graph.chunks import ChunkedGraph
@@ -55,7 +54,7 @@ def _write(graph: ChunkedGraph, number: int, path: Path) -> Part:
     given = {q: graph.rows(q, of=number) for q in neighbours.after[number] if q != number}
     path.touch()  # with the mode of the user's files; safetensors makes one that its owner alone may read
     mode = path.stat().st_mode
-    save_file(tensors_of(ReadChunk(chunk, given)), path)
+    write_chunk(ReadChunk(chunk, given), path)
     path.chmod(mode)
     _to_disk(path)
     return Part(

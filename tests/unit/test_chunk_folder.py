@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from culm.graphs import Graph
@@ -108,6 +109,27 @@ def test_nodes_tell_the_same_of_it_and_the_plain_loop_ends_with_the_same_bits(fo
     one, other = run_plain(memory), run_plain(files)
     assert [x.hex() for x in one.losses] == [x.hex() for x in other.losses]
     assert one.sha256 == other.sha256
+
+
+def test_every_tensor_begins_where_those_in_memory_do(folder: Path) -> None:
+    """Elsewhere products of matrices add up in another order."""
+    for number in range(COUNT):
+        with safe_open(folder / file_of(number), "pt") as file:
+            names = [name for name in file.keys() if not name.endswith(" ")]  # noqa: SIM118
+            assert {file.get_tensor(name).data_ptr() % 64 for name in names} == {0}
+
+
+def test_a_tensor_that_begins_elsewhere_is_copied(folder: Path) -> None:
+    """As in a folder of before, which is read as ever."""
+    whole = load_file(folder / file_of(1))
+    forge(folder, lambda t: [t.pop(name) for name in whole if name.endswith(" ")])
+    edit(folder, format=1)
+    with safe_open(folder / file_of(1), "pt") as file:
+        assert {file.get_tensor(name).data_ptr() % 64 for name in file.keys()} != {0}  # noqa: SIM118
+    chunk, graph = ChunkFolder(folder).chunk(1), dataset_of(job_of())
+    assert_same(chunk, graph.chunk(1))
+    held = [value for field in fields(Chunk) if isinstance(value := getattr(chunk, field.name), torch.Tensor)]
+    assert {tensor.data_ptr() % 64 for tensor in [*held, *(rows for rows, _ in chunk.taken.values())]} == {0}
 
 
 # ---- what is kept ---------------------------------------------------------------------------------------------------
@@ -223,7 +245,7 @@ INDEX: dict[str, tuple[Callable[[Path], object], str]] = {
     "an index of nothing": (lambda f: (f / NAME).write_text("{}"), "index.json is not an index of chunks"),
     "an index of a list": (lambda f: (f / NAME).write_text("[]"), "index.json is not an index of chunks"),
     "an index of deep nesting": (lambda f: (f / NAME).write_text("[" * 100_000), "index.json is no JSON"),
-    "an index of another format": (lambda f: edit(f, format=2), "is of format 2"),
+    "an index of another format": (lambda f: edit(f, format=3), "is of format 3"),
     "an index without its middle": (lambda f: edit(f, index=None), "is not an index of chunks"),
     "an index of other types": (lambda f: edit(f, index={"chunks": 3}), "is not an index of chunks"),
     "an index that was edited": (with_partitioner, "index.json was changed after it was written"),
