@@ -22,9 +22,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from culm.graphs.chunk_index import Index, Part
+from culm.pipeline.tensors.as_sent import as_sent
+from culm.pipeline.tensors.layout import ALIGNMENT
 from culm.pipeline.user_code.graph.chunks import Chunk, Rows
 
-ALIGNMENT = 64  # bytes
 FILLER = " "
 PIECE = 1 << 22  # bytes that are read at once for a digest
 MASKS = ("train", "valid", "test")
@@ -63,10 +64,6 @@ def write_chunk(read: ReadChunk, path: Path) -> None:
     save_file(found, path, {"filler": " " * (-header % ALIGNMENT)})
 
 
-def _aligned(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.clone() if tensor.data_ptr() % ALIGNMENT else tensor
-
-
 def digest_of(path: Path) -> str:
     """Of the whole file."""
     digest, piece = xxhash.xxh3_128(), bytearray(PIECE)
@@ -81,7 +78,7 @@ def map_chunk(path: Path, index: Index, number: int) -> ReadChunk:
     try:
         with safe_open(path, "pt") as file:
             names = [name for name in file.keys() if not name.endswith(FILLER)]  # noqa: SIM118
-            found = {name: _aligned(file.get_tensor(name)) for name in names}
+            found = {name: as_sent(file.get_tensor(name)) for name in names}
     except SafetensorError as error:
         raise Unfit(f"it is no file of tensors ({error})") from error
     _check(found, index, number)
