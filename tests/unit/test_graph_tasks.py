@@ -75,10 +75,12 @@ class SharedLinear(GraphLayer):
         self.linear = torch.nn.Linear(inputs, outputs)
 
     def apply_edge(self, *ends: torch.Tensor) -> torch.Tensor:
-        return torch.tanh(self.linear(ends[0])) * self.linear(ends[1])
+        found: torch.Tensor = torch.tanh(self.linear(ends[0])) * self.linear(ends[1])
+        return found
 
     def apply_vertex(self, *values: torch.Tensor) -> torch.Tensor:
-        return values[0] + self.linear(values[1])
+        found: torch.Tensor = values[0] + self.linear(values[1])
+        return found
 
 
 class BySource(GraphLayer):
@@ -101,7 +103,8 @@ class BySource(GraphLayer):
         return add_up_messages(chunk, values.index_select(0, chunk.sources))
 
     def apply_vertex(self, *values: torch.Tensor) -> torch.Tensor:
-        return values[0] + self.own(values[1])
+        found: torch.Tensor = values[0] + self.own(values[1])
+        return found
 
 
 def shared(sizes: list[int]) -> list[Any]:

@@ -119,9 +119,11 @@ def _telling(run: Runs, used: dict[str, set[str]]) -> Runs:
         named = {name: parameter for name, parameter in layer.named_parameters() if parameter.requires_grad}
         with torch.enable_grad():
             found = run(layer, function, tuple(x.detach() for x in arguments))
-            if not (isinstance(found, torch.Tensor) and found.requires_grad and named):
-                return found
-            gradients = torch.autograd.grad(found.sum(), [*named.values()], allow_unused=True)
+            if not getattr(found, "requires_grad", False) or not named:
+                return found  # also what is no tensor: the caller says so
+            gradients: Sequence[torch.Tensor | None] = torch.autograd.grad(
+                found.sum(), [*named.values()], allow_unused=True
+            )
         used[function] = {name for name, gradient in zip(named, gradients, strict=True) if gradient is not None}
         return found.detach()
 
