@@ -14,6 +14,7 @@ from culm.oracle.plain_passes import ChainPasses, buffers_of, put_back
 from culm.pipeline.checkpoints.digest import hash_layer, weights_sha256
 from culm.pipeline.clip import NORM_CHUNK, fault_in, stop_in_words
 from culm.pipeline.job import Job
+from culm.pipeline.tensors.as_sent import lay_out
 from culm.pipeline.user_code.data import dataset_of
 from culm.pipeline.user_code.devices import device_of
 from culm.pipeline.user_code.model import ModelSource
@@ -60,7 +61,7 @@ def run_plain(job: Job, on_step: Callable[[int, float], None] | None = None, tra
     torch.set_num_threads(job.job.threads)
     device = device_of(job)
     source = ModelSource(job)
-    model = [source.build(index).to(device) for index in range(source.layer_count)]
+    model = [lay_out(source.build(index).to(device)) for index in range(source.layer_count)]
     tied = _tied(model, source.tied)
     named = [(i, n, p) for i, layer in enumerate(model) for n, p in layer.named_parameters() if p.requires_grad]
     parameters = [parameter for _, _, parameter in named]

@@ -20,7 +20,7 @@ from culm.pipeline.tensors.pytrees import NotAPytree, Pytree, mapped
 
 def as_sent(tensor: torch.Tensor) -> torch.Tensor:
     """The same numbers; the tensor itself where it lies as it should."""
-    if not is_plain(tensor):
+    if not is_plain(tensor) or tensor.is_meta:
         return tensor
     tensor = tensor.resolve_conj().resolve_neg()
     return copy_of(tensor) if tensor.data_ptr() % ALIGNMENT else tensor
@@ -51,8 +51,12 @@ def samples_as_sent(samples: Pytree) -> Pytree:
         return samples
 
 
-def lay_out(module: nn.Module) -> None:
-    """Moves parameters and buffers, as of numpy's memory, to where those of other processes lie."""
+def lay_out(module: nn.Module) -> nn.Module:
+    """The module itself, its parameters and buffers moved to where those of other processes lie: numpy's may lie
+    anywhere. It is made anew in each process that computes with it.
+    """
     for tensor in (*module.parameters(), *module.buffers()):
-        if not tensor.is_meta and (own := as_sent(tensor.detach())).data_ptr() != tensor.data_ptr():
+        held = tensor.detach()
+        if (own := as_sent(held)) is not held:
             tensor.data = own
+    return module

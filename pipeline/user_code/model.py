@@ -16,7 +16,6 @@ from torch import nn
 from culm.pipeline.errors import JobError
 from culm.pipeline.identity import Identity
 from culm.pipeline.job import Job, job_to_toml
-from culm.pipeline.tensors.as_sent import lay_out
 from culm.pipeline.ties import Ties
 from culm.pipeline.user_code import optimizers
 from culm.pipeline.user_code.again import made_again
@@ -144,7 +143,6 @@ class ModelSource:
         earlier = {first for (layer, _), (first, _) in self.firsts.items() if layer == index}
         for first in sorted(earlier):
             self._begin_alike(index, module, first)
-        lay_out(module)
         return compiled(self._job, module)
 
     def _begin_alike(self, index: int, module: nn.Module, first: int) -> None:

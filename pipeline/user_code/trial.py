@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from culm.pipeline.errors import JobError
+from culm.pipeline.tensors.as_sent import lay_out
 from culm.pipeline.tensors.bits import digest_of, same_bits
 from culm.pipeline.tensors.layout import copy_of, in_one_memory, is_plain
 from culm.pipeline.tensors.pytrees import NotAPytree, Pytree, as_text, mapped, parts_of, refuse_unsendable, tensors_in
@@ -67,7 +68,7 @@ class Trial:
     def __init__(self, layer: nn.Module, name: str, trained: bool, splits: bool, forwards: Forwards) -> None:
         """``trained``: whether layers before it wait for a gradient; ``splits``: whether backwards have two halves."""
         self._forwards = forwards
-        self._layer = layer
+        self._layer = lay_out(layer)
         self._name = name
         self._trained = trained
         self._splits = splits

@@ -28,7 +28,7 @@ from culm.pipeline.checkpoints.digest import hash_layer
 from culm.pipeline.checkpoints.layer_file import AVERAGE
 from culm.pipeline.clip import SKIPPED
 from culm.pipeline.errors import JobError
-from culm.pipeline.tensors.as_sent import as_sent
+from culm.pipeline.tensors.as_sent import as_sent, lay_out
 from culm.pipeline.tensors.bits import same_bits
 from culm.pipeline.tensors.values import Value
 from culm.pipeline.ties import Addend
@@ -107,7 +107,7 @@ class HeldLayer:
     @staticmethod
     def build(source: ModelSource, index: int, device: Device) -> "HeldLayer":
         """The layer at its initial state, which is the same on every node."""
-        module = source.build(index).to(device.place)
+        module = lay_out(source.build(index).to(device.place))
         optimizer, options, schedule = source.optimizer_of(index, module)
         cut = GradientCut(index, module, source.shared_with(index), source.shared_places(index))
         return HeldLayer(index, module, optimizer, device, options, schedule, source.average, cut)

@@ -143,7 +143,7 @@ def of_numpy() -> list[Any]:
 
 
 def test_a_layer_is_built_where_those_of_other_processes_lie() -> None:
-    module = ModelSource(job_of_parts(__name__, "of_numpy", "of_rows")).build(0)
+    module = HeldLayer.build(ModelSource(job_of_parts(__name__, "of_numpy", "of_rows")), 0, CPU).module
     assert are_where_torch_puts_them([*module.parameters(), *module.buffers()])
     assert torch.equal(module.get_buffer("mask"), torch.arange(17.0, 33.0))
 

@@ -32,7 +32,7 @@ part = here / f"asked-{{os.getpid()}}"
 part.write_text(json.dumps(told))
 part.rename(here / f"{{part.stat().st_mtime_ns}}-{{os.getpid()}}.json")
 asked = [json.loads(each.read_text())["words"] for each in sorted(here.glob("*.json"))]
-jobs = [each[each.index("--name") + 1] for each in asked if each[:2] == ["jobs", "launch"]]
+jobs = sorted(each[each.index("--name") + 1] for each in asked if each[:2] == ["jobs", "launch"])
 if words[:2] == ["jobs", "queue"]:
     if not jobs:
         print("sky.exceptions.ClusterNotUpError: \\x1b[1mNo in-progress managed jobs.\\x1b[0m", file=sys.stderr)
