@@ -217,7 +217,8 @@ class StageServer:
         self._watch.meter.computes_on(device, self._settings.memory_bytes)
         source = ModelSource(job)
         # Before the graph is made: making it may import more of the job's code, and a worker makes none.
-        of_code = (source.fingerprint(), parts_of_worker(job, source.identity())) if job.graph is not None else ("", {})
+        of_code = source.fingerprint() if job.graph is not None else ""
+        of_worker = parts_of_worker(job, source.identity()) if job.graph is not None else {}
         every = job.checkpoint.every if job.checkpoint is not None else 0
         eager = job.resilience.redundancy == "eager"
         worker: Worker[Value] = Worker(
@@ -239,7 +240,7 @@ class StageServer:
         if compute.aside is not None:
             hardware = available.parts["hardware"] if job.job.hardware == "same" else ""
             text, aside = welcome.job_toml, compute.aside
-            aside.desk = Desk(text, *of_code, hardware, compute.parameters, aside.do_here)
+            aside.desk = Desk(text, of_code, of_worker, hardware, compute.parameters, aside.do_here)
             add_TensorWorkServicer_to_server(aside.desk, self._server)
         servicer = health.HealthServicer()
         servicer.set("", health_pb2.HealthCheckResponse.SERVING)
