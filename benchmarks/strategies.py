@@ -18,6 +18,7 @@ WORKLOADS = {name: on_machines(work, MACHINES) for name, work in PUBLISHED.items
 Strategy = Callable[[Sequence[Change], Published, float], Row]
 
 CULM, CULM_AUTO, CULM_TWO = "culm, 3 copies", "culm, copies auto", "culm, 2 copies"
+CULM_FOUR = "culm, 4 copies"
 BAMBOO, RESTART = "bamboo, as published", "checkpoint and restart"
 
 
@@ -28,7 +29,8 @@ def grid(copies: int | Literal["auto"]) -> Strategy:
     )
 
 
-# With three copies no run up to 0.50 an hour loses all of a stage's. With two, or as many as "auto" chooses, some do.
+# With three copies one run of 5,000 up to 0.50 an hour loses all of a stage's. With two, or as many as "auto" chooses,
+# more do.
 STRATEGIES: dict[str, Strategy] = {
     RESTART: lambda changes, work, seconds: Peer(changes, work, CHECKPOINTS).run(seconds),
     "sample dropping": lambda changes, work, seconds: Peer(changes, work, DROPPING).run(seconds),
@@ -40,7 +42,7 @@ STRATEGIES: dict[str, Strategy] = {
     CULM: grid(3),
 }
 # Over traces, and in random markets on request.
-OTHER_COPIES: dict[str, Strategy] = {CULM_AUTO: grid("auto"), CULM_TWO: grid(2)}
+OTHER_COPIES: dict[str, Strategy] = {CULM_AUTO: grid("auto"), CULM_TWO: grid(2), CULM_FOUR: grid(4)}
 ALL = {**STRATEGIES, **OTHER_COPIES}
 
 
