@@ -14,17 +14,19 @@ from culm.graphs.datasets import blocks
 from culm.oracle.plain_graph import GraphPasses
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import with_values
+from culm.pipeline.tensors.layout import ALIGNMENT
 from culm.pipeline.user_code.check import check_job
 from culm.pipeline.user_code.data import dataset_of
 from culm.pipeline.user_code.graph.chunks import ChunkedGraph
-from culm.pipeline.user_code.graph.layer import Runs
-from culm.pipeline.user_code.graph.tasks import seeded
+from culm.pipeline.user_code.graph.layer import VERTEX, Runs
+from culm.pipeline.user_code.graph.tasks import Task, do, seeded
 from culm.pipeline.user_code.model import ModelSource
 from culm.stage_server.compute.device import CPU
 from culm.stage_server.compute.graph_stage import GraphStage
 from culm.stage_server.compute.layer import HeldLayer
 from culm.stage_server.tensor_work.aside import Aside
 from culm.stage_server.tensor_work.desk import Desk
+from tests.hostile.test_addresses import Looks
 from tests.unit.test_graph_chunks import CHUNKS, VERTICES, job_of
 
 
@@ -137,3 +139,26 @@ def test_an_argument_that_is_used_elsewhere_too_has_the_gradient_that_a_worker_g
         assert torch.equal(gradient(aside.runs(0, lambda function: 1)), gradient(seeded(lambda function: 1)))
     finally:
         aside.close()
+
+
+class Looking(GraphLayer):
+    """Sees to it that what it is given, and its gradients, lie where those of a tensor worker do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looks = Looks()
+
+    def apply_vertex(self, *values: torch.Tensor) -> torch.Tensor:
+        looked: torch.Tensor = self.looks(values[0])
+        return looked
+
+
+def test_a_function_is_given_what_a_worker_would_be_given_wherever_its_arguments_lie() -> None:
+    """A product adds up in another order from another address."""
+    elsewhere = torch.randn(37)[1:].view(4, 9)
+    layer, beside = Looking(), torch.ones(4, 1)
+    found = seeded(lambda function: 1)(layer, VERTEX, (elsewhere.requires_grad_(),))
+    torch.autograd.backward(torch.cat([beside, found], 1).sum())  # the gradient is a view from the second column on
+    task = Task(layer=0, function=VERTEX, seed=1, wanted=(True,), arguments=(elsewhere,), gradient=elsewhere.detach())
+    (gradient,) = do(layer, task).values()
+    assert gradient.data_ptr() % ALIGNMENT == 0

@@ -6,9 +6,11 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from culm.pipeline.tensors.as_sent import as_sent, between_layers
 from culm.pipeline.user_code.graph.layer import EDGE, VERTEX, GraphLayer
 from culm.pipeline.user_code.streams import seed_all, stream_seed
 
@@ -47,9 +49,11 @@ def seeded(seed_of: Callable[[str], int]) -> Callable[[GraphLayer, str, tuple[to
     def run(layer: GraphLayer, function: str, arguments: tuple[torch.Tensor, ...]) -> torch.Tensor:
         seed_all(seed_of(function))
         # A name of its own for each argument: what its uses within the function give is added up before anything that
-        # comes from outside, as where a worker does it.
-        found: torch.Tensor = getattr(layer, function)(*(x.view_as(x) for x in arguments))
-        return found
+        # comes from outside, as where a worker does it. And all of it, and its gradients, as if it were sent to one.
+        found: Any = getattr(layer, function)(*(between_layers(x.view_as(x)) for x in arguments))
+        # If it is no tensor, the layer that takes it raises.
+        given: torch.Tensor = between_layers(found) if isinstance(found, torch.Tensor) else found
+        return given
 
     return run
 
@@ -61,16 +65,17 @@ def do(module: GraphLayer, task: Task) -> Mapping[int, torch.Tensor]:
     seed_all(task.seed)
     with torch.enable_grad():
         pairs = zip(task.arguments, task.wanted, strict=True)
-        arguments = [x.detach().requires_grad_(wanted) for x, wanted in pairs]
+        arguments = [as_sent(x.detach()).requires_grad_(wanted) for x, wanted in pairs]
         output: torch.Tensor = getattr(module, task.function)(*arguments)
         if task.gradient is None:
-            return {0: output.detach()}
+            return {0: as_sent(output.detach())}
         places = [i for i, wanted in enumerate(task.wanted) if wanted]
         parameters = trained(module)
         inputs = [*(arguments[i] for i in places), *parameters]
-        found: Sequence[torch.Tensor | None] = torch.autograd.grad(output, inputs, task.gradient, allow_unused=True)
+        given = as_sent(task.gradient)
+        found: Sequence[torch.Tensor | None] = torch.autograd.grad(output, inputs, given, allow_unused=True)
         places += range(len(arguments), len(arguments) + len(parameters))
-        return {place: gradient for place, gradient in zip(places, found, strict=True) if gradient is not None}
+        return {place: as_sent(gradient) for place, gradient in zip(places, found, strict=True) if gradient is not None}
 
 
 def trained(module: torch.nn.Module) -> list[torch.nn.Parameter]:
