@@ -52,8 +52,9 @@ def samples_as_sent(samples: Pytree) -> Pytree:
 
 
 def lay_out(module: nn.Module) -> nn.Module:
-    """The module itself, its parameters and buffers moved to where those of other processes lie: numpy's may lie
-    anywhere. It is made anew in each process that computes with it.
+    """Moves parameters and buffers to where they lie in every other process: memory of numpy's may begin anywhere.
+
+    Returns the module itself. Whoever computes with a module that was built calls this first.
     """
     for tensor in (*module.parameters(), *module.buffers()):
         held = tensor.detach()

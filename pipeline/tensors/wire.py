@@ -169,7 +169,7 @@ class Assembler(Passing):
     def _tensor(self, start: int, dtype: torch.dtype, shape: tuple[int, ...], count: int) -> torch.Tensor:
         if not count:
             return torch.empty(shape, dtype=dtype)
-        if start % ALIGNMENT:  # its bits would go on to others: see ``as_sent``
+        if start % ALIGNMENT:  # kernels choose their way by the address: see ``as_sent``
             own = torch.from_numpy(self._memory[start : start + count * dtype.itemsize]).clone()
             return own.view(dtype).reshape(shape)
         # numpy would refer to the memory itself, and so give it back to the buffers while the tensor is in use.

@@ -41,7 +41,7 @@ class Keeping:
         self.size += tensor.numel() * tensor.element_size()
         # Detached: a node that saves its own output, such as a softmax's, would be in a circle with it, which nothing
         # frees but a backward. Of graphs that are kept for an heir most have none.
-        # One whose address tells kernels the way stays where it is: see ``as_sent``.
+        # A view that begins elsewhere stays where it is: kernels choose by the address, and a copy has another one.
         kept = (tensor if tensor.data_ptr() % ALIGNMENT else self._device.home(tensor)).detach()
         return kept, kept._version
 
