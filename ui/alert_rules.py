@@ -89,9 +89,12 @@ def still_trains(look: Look) -> bool:
 
 
 def _no_commit(look: Look, now: float) -> Held | None:
+    if not still_trains(look) or look.status.HasField("pause"):
+        return None
     history, first = look.history, look.history.notable[0].time if look.history.notable else now
-    since = (history.times[-1] if history.times else first) + MINUTE
-    return Held(0.0, since) if still_trains(look) and now >= since else None
+    last = history.times[-1] if history.times else first
+    since = max(last, _newest(look, (Unpaused,), last)) + MINUTE
+    return Held(0.0, since) if now >= since else None
 
 
 def _not_replaced(look: Look, now: float) -> Held | None:

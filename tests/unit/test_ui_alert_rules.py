@@ -109,6 +109,14 @@ def test_no_commit_for_long() -> None:
     assert firing(look(a_run(), 2.0 + 16 * MINUTE, step=10)) == []
 
 
+def test_a_paused_run_commits_nothing_and_is_looked_at_once_it_goes_on() -> None:
+    paused = event(6, 10.0, "paused", 1, who="me", why="the price")
+    assert firing(look(a_run(paused), 60 * MINUTE, pause=pb.Pause(why="the price"))) == []
+    goes_on = a_run(paused, event(7, 60 * MINUTE, "unpaused", 1, who="me"))
+    assert firing(look(goes_on, 75 * MINUTE)) == []
+    assert firing(look(goes_on, 76 * MINUTE)) == ["CulmNoCommit"]
+
+
 LOST = event(6, 100.0, "lost", 1, node="n2", stages="", detect_ms="40.0", evidence="its stream broke")
 BACK = event(7, 400.0, "joined", node="n2", incarnation=2, zone="a", address="h:1")
 
