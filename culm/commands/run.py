@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
 from culm.coordinator.edges.tracking import refuse_missing
 from culm.local.redis_binary import find_redis_server
@@ -113,27 +113,31 @@ def try_out(job: Job, here: bool = True, then: Job | None = None) -> None:
             raise JobError(str(error), f"model.layers, {job.model.layers}", "raise an exception instead") from error
 
 
-def check_files(job: Job, resume: str, allow: str, new_run: bool) -> Job | None:
-    """Looks at the checkpoints that the run would go on from, and write. Raises JobError. Comes before what is slow.
+class Resumed(NamedTuple):
+    """The checkpoint from which a run goes on: the first step that is still to come, and the job, if it is told."""
 
-    Returns the job that wrote the one from which it goes on; None where there is none, or it does not tell.
-    """
+    step: int
+    job: Job | None
+
+
+ANEW = Resumed(0, None)
+
+
+def check_files(job: Job, resume: str, allow: str, new_run: bool) -> Resumed:
+    """Looks at the checkpoints that the run would go on from, and write. Raises JobError. Comes before what is slow."""
     from culm.pipeline.checkpoints.storage import check_url
 
     if job.checkpoint is not None:
         check_url(job.checkpoint.url)
-    then = _job_resumed(job, resume, allow)
+    resumed = _resumed(job, resume, allow)
     refuse_to_write_over(job, resume, new_run)
-    return then
+    return resumed
 
 
-def _job_resumed(job: Job, resume: str, allow: str) -> Job | None:
-    """Of the checkpoint from which the run goes on, if it tells its job.
-
-    Raises JobError where there is no whole checkpoint to go on from, or the job says that it is not of this run.
-    """
+def _resumed(job: Job, resume: str, allow: str) -> Resumed:
+    """Raises JobError where there is no whole checkpoint to go on from, or the job says that it is not of this run."""
     if not resume:
-        return None
+        return ANEW
     from culm.coordinator.edges.archive import in_a_line
     from culm.coordinator.edges.coordinator_settings import CoordinatorSettings
     from culm.coordinator.edges.origins import refuse_nothing, resumable, to_resume
@@ -149,7 +153,8 @@ def _job_resumed(job: Job, resume: str, allow: str) -> Job | None:
     assert newest.manifest is not None
     # The coordinator asks the same, but only once the job has been tried and the nodes are being started.
     resumable(newest, newest.manifest, CoordinatorSettings(job=job, resume=resume, allow=parse_allowed(allow)))
-    return parse_job(newest.manifest.job_toml, "the checkpoint's job") if newest.manifest.job_toml else None
+    wrote = parse_job(newest.manifest.job_toml, "the checkpoint's job") if newest.manifest.job_toml else None
+    return Resumed(newest.manifest.step, wrote)
 
 
 def refuse_to_write_over(job: Job, resume: str, new_run: bool) -> None:
@@ -200,7 +205,7 @@ def node_count(job: Job, nodes: int | None, spares: int) -> int:
 def run(arguments: argparse.Namespace) -> int:
     from culm.local import nursery
     from culm.local.cluster import USUAL_ADDRESS, LocalCluster, job_folder_of
-    from culm.local.kills import parse_kill
+    from culm.local.kills import parse_kill, refuse_past
     from culm.local.ports import refuse_taken
     from culm.terminal.outcome import RunFailed
     from culm.terminal.progress import display, in_figures, newest, tensor_workers_in_words
@@ -209,11 +214,12 @@ def run(arguments: argparse.Namespace) -> int:
     count = node_count(job, arguments.nodes, arguments.spares)
     kills = [parse_kill(text, count, job) for text in arguments.kill]
     refuse_taken(arguments.coordinator_address, "--coordinator-address")
-    then = check_files(job, arguments.resume, arguments.allow, arguments.new_run)
+    resumed = check_files(job, arguments.resume, arguments.allow, arguments.new_run)
+    refuse_past(kills, resumed.step)
     if said := unsaved(job, here=True):
         print(said, file=sys.stderr)
     nursery.warm_up()
-    try_out(job, then=then)
+    try_out(job, then=resumed.job)
     from culm.local.training import train
 
     interrupts.end_on_sigterm()

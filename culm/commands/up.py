@@ -95,9 +95,9 @@ def up(arguments: argparse.Namespace) -> int:
         return 2 if refused else 0
     for error in refused:
         raise error
-    then = check_files(job, arguments.resume, arguments.allow, arguments.new_run)
+    resumed = check_files(job, arguments.resume, arguments.allow, arguments.new_run)
     _say_beforehand(arguments, job, name)
-    try_out(job, here=arguments.on == LOCAL, then=then)
+    try_out(job, here=arguments.on == LOCAL, then=resumed.job)
     folder = clusters.make_folder(name)
     private.write_text(folder / "job.toml", job_to_toml(job))
     interrupts.end_on_sigterm()

@@ -1,6 +1,7 @@
 """The faults that a user asks for: ``--kill NODE@STEP[:INSTRUCTION]``."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from culm.pipeline.errors import JobError
@@ -45,6 +46,14 @@ def parse_kill(text: str, nodes: int, job: Job) -> Kill:
         raise JobError(f"the run has no step {step}", f"--kill {text}", f"name one of 0 to {steps - 1}")
     _check_instruction(instruction, f"--kill {text}", job, step)
     return Kill(f"n{node}", step, instruction)
+
+
+def refuse_past(kills: Iterable[Kill], step: int) -> None:
+    """Raises JobError for a kill in a step before this one, with which a resumed run begins."""
+    for kill in kills:
+        if kill.step < step:
+            what = f"the resumed run begins with step {step}, so it never comes to step {kill.step}"
+            raise JobError(what, f"--kill {kill}", f"name a step from {step} on")
 
 
 def _check_instruction(instruction: str, where: str, job: Job, step: int) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from culm.local.kills import parse_kill
+from culm.local.kills import parse_kill, refuse_past
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import load_job, with_values
 
@@ -53,3 +53,10 @@ def test_a_kill_names_node_step_and_instruction() -> None:
 def test_a_bad_one_is_refused(text: str) -> None:
     with pytest.raises(JobError, match="--kill"):
         parse_kill(text, 3, JOB)
+
+
+def test_a_kill_before_the_first_step_of_a_resumed_run_is_refused() -> None:
+    kills = [parse_kill("n1@20:2B1", 3, JOB), parse_kill("n0@3:ready", 3, JOB)]
+    refuse_past(kills, 3)
+    with pytest.raises(JobError, match=r"--kill n0@3:ready.* begins with step 4, .* never comes to step 3"):
+        refuse_past(kills, 4)
