@@ -1,6 +1,7 @@
 """``culm down``: ends a cluster that ``culm up`` started."""
 
 import argparse
+from pathlib import Path
 
 from culm.engines.engine import find
 from culm.engines.named_cluster import enter, only_one
@@ -15,7 +16,8 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         "down",
         help="end a cluster that culm up started",
         description="Has the run save a checkpoint, or says what is lost where its job has none, and ends every "
-        "process of the cluster, wherever it runs. Its logs stay until a cluster of the same name comes up.",
+        "process of the cluster, wherever it runs. Its logs and its events "
+        "stay until a cluster of the same name comes up.",
         epilog="examples:\n  culm down\n  culm down digits-mlp --now",
     )
     parser.add_argument(
@@ -37,12 +39,13 @@ def down(arguments: argparse.Namespace) -> int:
         return 0
     folder = clusters.folder_of(name)
     record = clusters.read(folder)
+    left = "logs"
     if record is not None and record.is_up and record.address and not arguments.now:
-        print(_parted(name))
+        left = _part(name, folder)
     lapsed = record.lapsed if record is not None else ""
     ended = find(record.engine).down(folder, record) if record is not None else []
     if ended:
-        print(f"{name} is down: {', '.join(ended)} ended; logs: {folder}")
+        print(f"{name} is down: {', '.join(ended)} ended; {left}: {folder}")
     elif lapsed:
         print(f"{name} had ended already: {lapsed}; logs: {folder}")
     else:
@@ -57,11 +60,21 @@ def _only_lapsed() -> str:
     return names[0] if len(names) == 1 else ""
 
 
-def _parted(name: str) -> str:
-    """What is saved of the run, and what is lost. A cluster that cannot be reached is ended all the same."""
+def _part(name: str, folder: Path) -> str:
+    """Says what is saved of the run and what is lost. Returns what its folder holds then.
+
+    A cluster that cannot be reached is ended all the same.
+    """
+    from culm.local.event_file import keep
     from culm.local.parting import part
 
     try:
-        return part(enter(name), tell=aside).text
+        coordinator = enter(name)
     except JobError as error:
-        return f"nothing can be saved: {error.what}"
+        print(f"nothing can be saved: {error.what}")
+        return "logs"
+    print(part(coordinator, tell=aside).text)
+    if problem := keep(coordinator, folder):
+        aside(f"its events are not kept: {problem}")
+        return "logs"
+    return "logs and events"

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import grpc
 
 from culm.local.cluster import LocalCluster
+from culm.local.event_file import EventFile
 from culm.local.gathering import gather
 from culm.local.last_checkpoint import LastCheckpoint
 from culm.pipeline.checkpoints.digest import weights_sha256
@@ -36,6 +37,7 @@ def train(cluster: LocalCluster, watch: Watcher, disturb: Disturber | None = Non
     failed: RunFailed | None = None
     lost: dict[str, Entry] = {}
     reader = Reader("the losses that are shown")
+    kept = EventFile(cluster.folder)
     with channel:
         while True:
             cluster.check()
@@ -46,6 +48,7 @@ def train(cluster: LocalCluster, watch: Watcher, disturb: Disturber | None = Non
                 time.sleep(POLL_SECONDS)
                 continue
             seen = events[-1].sequence if events else seen
+            kept.add(events)
             entries: list[Entry] = []
             events = [event for event in events if reader.read(event, entries.append)]
             for entry in entries:

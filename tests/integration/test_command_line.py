@@ -64,6 +64,9 @@ def test_run_prints_its_result_as_json_and_writes_the_weights(tmp_path: Path) ->
         index, _, rest = name.partition(".")
         layers.setdefault(int(index), {})[rest] = tensor
     assert weights_sha256(layers.items()) == result["weights_sha256"]  # type: ignore[arg-type]
+    (events,) = tmp_path.glob("runs/*/events.jsonl")
+    again = culm("cost", "--log", str(events), "--json", folder=tmp_path)
+    assert json.loads(again.stdout)["samples"] == 320, "the events stay when the coordinator is gone"
 
 
 def test_a_bad_job_is_refused_before_anything_starts(tmp_path: Path) -> None:

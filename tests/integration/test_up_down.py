@@ -62,6 +62,10 @@ def test_it_stays_until_it_is_taken_down(home: Path) -> None:
     kept, ended = down.stdout.splitlines()
     assert "steps are lost" in kept
     assert ended.startswith("one is down: keeper,")
+    folder = clusters.folder_of("one")
+    assert ended.endswith(f"; logs and events: {folder}")
+    events = [json.loads(line)["kind"] for line in (folder / "events.jsonl").read_text().splitlines()]
+    assert events.count("joined") == 4
     assert running(told["pids"]) == []
 
     for words in (["down", "one"], ["down"]):
