@@ -58,14 +58,15 @@ def laid_out(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     shape = tuple(tensor.shape)
     if not strides or not tensor.numel():
         return tensor
-    memory = torch.empty(span(shape, strides), dtype=tensor.dtype, device=tensor.device)
+    # No view of other memory: autograd refuses writes into a view that a Function gives.
+    memory = torch.empty_strided(shape, strides, dtype=tensor.dtype, device=tensor.device)
     # Where a dimension repeats the same elements they are written once.
     once = tensor
     for dimension, (size, stride) in enumerate(zip(shape, strides, strict=True)):
         if stride == 0 and size > 1:
             once = once.narrow(dimension, 0, 1)
     memory.as_strided(once.shape, strides).copy_(once)
-    return memory.as_strided(shape, strides)
+    return memory
 
 
 def copy_of(tensor: torch.Tensor) -> torch.Tensor:

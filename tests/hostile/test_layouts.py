@@ -14,6 +14,7 @@ from culm.pipeline.checkpoints.layer_file import read_layer, write_layer
 from culm.pipeline.checkpoints.manifest import Manifest
 from culm.pipeline.tensors.values import Value
 from culm.pipeline.tensors.wire import Assembler, chunks, header_of
+from culm.pipeline.user_code.check import check_job
 from culm.pipeline.user_code.model import ModelSource
 from tests.hostile.models import Wrapped
 from tests.hostile.stages import as_it_is, job_of_parts, train
@@ -92,6 +93,34 @@ def test_every_cut_gives_the_plain_loops_bits(layers: str, passed: Any, splits: 
     inner = range(1, ModelSource(job).layer_count)
     for cuts in [*combinations(inner, 1), *combinations(inner, 2), tuple(inner)]:
         assert train(job, cuts, splits, passed) == plain, f"cut at {cuts}"
+
+
+def written() -> list[nn.Module]:
+    """Views that skip elements are written into: one that begins elsewhere is copied in any case, the other at cuts."""
+    return [
+        nn.Linear(8, 17),
+        Wrapped(lambda x: x[:, 1:]),
+        nn.ReLU(inplace=True),
+        nn.Linear(16, 16),
+        Wrapped(lambda x: x[:, ::2]),
+        nn.ReLU(inplace=True),
+        nn.Linear(8, 4),
+    ]
+
+
+def of_rows() -> TensorDataset:
+    generator = torch.Generator().manual_seed(3)
+    return TensorDataset(torch.randn(30, 8, generator=generator), _classes(generator))
+
+
+@pytest.mark.parametrize("splits", [False, True])
+def test_a_layer_may_write_into_a_view_that_is_copied(splits: bool) -> None:
+    """autograd refuses it where a Function has given a view."""
+    job = job_of_parts(__name__, "written", "of_rows")
+    check_job(job)
+    plain = run_plain(job).sha256
+    for cuts in [(), *combinations(range(1, 7), 1), (2, 5)]:
+        assert train(job, cuts, splits) == plain, f"cut at {cuts}"
 
 
 @pytest.mark.parametrize(
