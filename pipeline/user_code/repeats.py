@@ -36,7 +36,7 @@ from culm.pipeline.checkpoints.digest import hash_layer
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job
 from culm.pipeline.tensors.bits import digest_of
-from culm.pipeline.tensors.layout import is_plain
+from culm.pipeline.tensors.layout import copy_of, is_plain
 from culm.pipeline.tensors.pytrees import NotAPytree, Pytree, mapped, refuse_unsendable, tensors_in
 from culm.pipeline.user_code.forwards import Forwards, precision_of
 from culm.pipeline.user_code.imports import RAISED, described
@@ -233,11 +233,11 @@ def _loss_forward(source: ModelSource, job: Job, sample: Sample, sharers: Sharer
     """The loss, and the output that it is taken of. ``sharers``: of that output's memory."""
     output = leaf_of(sample.x, True)
     seed_all(sample.seed(job, source.layer_count))  # a node's loss goes on from the last layer: also a seed of its own
-    given = mapped(torch.clone, output)  # it may write into both
+    given = mapped(copy_of, output)  # it may write into both
     inputs = Written(given)
     try:
         with precision_of(job)():
-            returned = source.loss(given, mapped(torch.clone, sample.target))
+            returned = source.loss(given, mapped(copy_of, sample.target))
     except RAISED as error:
         what = f"the loss raised {described(error)}"
         raise JobError(what, "train.loss", "let it take the last layer's output and the target") from error

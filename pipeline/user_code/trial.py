@@ -139,7 +139,8 @@ class Trial:
         self._put_buffers_back(exchanged)
         versions = self._versions()
         seed_all(seed)
-        given = mapped(torch.clone, leaf)  # in training the input is no leaf either, so it may be written in place
+        # In training the input is no leaf either, so it may be written in place; and it keeps its strides.
+        given = mapped(copy_of, leaf)
         inputs = Written(given)
         y = self._output(given, seed)
         self._refuse_changes(versions)
@@ -165,7 +166,7 @@ class Trial:
         """Of a forward that is run once: one that is to be run again is given a copy. None where it raises."""
         self._put_buffers_back(())
         seed_all(seed)
-        given = mapped(torch.clone, leaf)
+        given = mapped(copy_of, leaf)
         inputs = Written(given)
         try:
             outputs = tensors_in(self._forwards.once(self._layer, given))

@@ -12,6 +12,7 @@ from torch.utils.data import TensorDataset
 from culm.oracle.plain_loop import run_plain
 from culm.pipeline.checkpoints.layer_file import read_layer, write_layer
 from culm.pipeline.checkpoints.manifest import Manifest
+from culm.pipeline.errors import JobError
 from culm.pipeline.tensors.values import Value
 from culm.pipeline.tensors.wire import Assembler, chunks, header_of
 from culm.pipeline.user_code.check import check_job
@@ -121,6 +122,18 @@ def test_a_layer_may_write_into_a_view_that_is_copied(splits: bool) -> None:
     plain = run_plain(job).sha256
     for cuts in [(), *combinations(range(1, 7), 1), (2, 5)]:
         assert train(job, cuts, splits) == plain, f"cut at {cuts}"
+
+
+def expanded() -> list[nn.Module]:
+    """The last layer but one takes no expanded tensor, and is given one."""
+    head = [nn.Linear(8, 1), Wrapped(lambda x: x.expand(-1, 6)), Wrapped(lambda x: x.view(-1))]
+    return [*head, nn.Unflatten(0, (-1, 6)), nn.Linear(6, 4)]
+
+
+def test_a_layer_is_tried_on_an_input_that_lies_in_memory_as_in_training() -> None:
+    job = job_of_parts(__name__, "expanded", "of_rows")
+    with pytest.raises(JobError, match=r"layer 2 \(Wrapped\) raised RuntimeError: view size is not compatible"):
+        check_job(job)
 
 
 @pytest.mark.parametrize(
