@@ -19,5 +19,6 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
         return memoryview(b"")
     if tensor.dtype in PLAIN and tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg():  # as most: no copy
         return (tensor.detach() if tensor.requires_grad else tensor).numpy().data.cast("B")
-    flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
-    return memoryview(flat.numpy())  # type: ignore[arg-type]
+    whole = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    # Of a single element any stride is in order, also one of 0, with which torch makes no bytes of it.
+    return memoryview(whole.as_strided((whole.numel(),), (1,)).view(torch.uint8).numpy())  # type: ignore[arg-type]

@@ -145,6 +145,7 @@ def test_a_layer_is_tried_on_an_input_that_lies_in_memory_as_in_training() -> No
         torch.arange(24.0).reshape(2, 3, 4)[:, ::2, 1:3],
         torch.arange(4.0).expand(3, 4),
         torch.arange(8.0).reshape(2, 1, 4).transpose(1, 2).expand(2, 4, 5),
+        torch.ones((), dtype=torch.bfloat16).expand(1, 1),
         torch.arange(8.0).unfold(0, 3, 1),
         torch.arange(12.0).reshape(2, 6, 1, 1).to(memory_format=torch.channels_last),
         torch.arange(6).reshape(2, 3).t(),
