@@ -33,7 +33,9 @@ def between_layers(output: Pytree) -> Pytree:
 
 def _between_layers(tensor: torch.Tensor) -> torch.Tensor:
     tensor = as_sent(tensor)
-    if tensor.requires_grad:
+    # Of a view whose memory was written by way of another one torch remakes ``grad_fn`` when somebody asks for it.
+    # ``register_hook`` does not ask, and crashes (torch 2.13).
+    if tensor.requires_grad and tensor.grad_fn is not None:
         tensor.register_hook(_gradient_as_sent)  # type: ignore[no-untyped-call]
     return tensor
 

@@ -124,6 +124,29 @@ def test_a_layer_may_write_into_a_view_that_is_copied(splits: bool) -> None:
         assert train(job, cuts, splits) == plain, f"cut at {cuts}"
 
 
+class Cleared(nn.Module):
+    """Gives a view of memory that is written by way of another view."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = (x * 1.0).unflatten(1, (2, -1))
+        y[:, 0] = 0.0
+        return y
+
+
+def cleared() -> list[nn.Module]:
+    return [nn.Linear(8, 8), Cleared(), nn.Linear(4, 4), nn.Flatten(), nn.Linear(8, 4)]
+
+
+@pytest.mark.parametrize("splits", [False, True])
+def test_a_layer_may_give_a_view_whose_memory_it_has_written_by_another_one(splits: bool) -> None:
+    """The process crashed."""
+    job = job_of_parts(__name__, "cleared", "of_rows")
+    check_job(job)
+    plain = run_plain(job).sha256
+    for cuts in [(), *combinations(range(1, 5), 1)]:
+        assert train(job, cuts, splits) == plain, f"cut at {cuts}"
+
+
 def expanded() -> list[nn.Module]:
     """The last layer but one takes no expanded tensor, and is given one."""
     head = [nn.Linear(8, 1), Wrapped(lambda x: x.expand(-1, 6)), Wrapped(lambda x: x.view(-1))]
