@@ -58,10 +58,13 @@ class Piece:
 
 @dataclass(frozen=True)
 class Anatomy:
-    """``outside``: the names of modules that have parameters and lie in no block, before each stack and after all."""
+    """``outside``: the names of modules that have parameters and lie in no block, before each stack and after all.
+    ``reads_tokens``: whether others than the embeddings want to know the tokens.
+    """
 
     stacks: tuple[Stack, ...]
     outside: tuple[frozenset[str], ...]
+    reads_tokens: bool = False
 
     @property
     def has_encoder(self) -> bool:
@@ -92,7 +95,8 @@ def anatomy_of(make: Callable[[], nn.Module], count: int) -> Anatomy:
         model = make().eval()
     watch = _Watch(model, count)
     with mode, torch.enable_grad():
-        inputs = {"input_ids": torch.zeros(BATCH, TOKENS, dtype=torch.long)}
+        watch.tokens = torch.zeros(BATCH, TOKENS, dtype=torch.long)
+        inputs = {"input_ids": watch.tokens}
         if watch.encoder is not None:
             inputs["decoder_input_ids"] = torch.zeros(BATCH, OF_DECODER, dtype=torch.long)
         try:
@@ -178,6 +182,8 @@ class _Watch:
         self._calls: dict[str, set[int]] = {}  # by module: how many stacks had run
         self._output: list[Any] = []  # of the block that has run last
         self._encoded: Any = None
+        self.tokens: torch.Tensor | None = None  # that the model is given
+        self._reads_tokens = False  # whether blocks are given them too, as those whose experts follow from tokens
         self._returned: list[list[int]] = [[] for _ in self._lists]
         self._handed_on: list[list[tuple[int, ...]]] = [[] for _ in self._lists]
         in_blocks = {id(module) for name in self._lists for module in module_at(model, name).modules()}
@@ -208,6 +214,7 @@ class _Watch:
             if stack != self._over or place != len(self._returned[stack]):
                 raise self._refusal(f"{name} is not called once, in the order of its list")
             given = list(_tensors_in((args, kwargs)))
+            self._reads_tokens |= any(tensor is self.tokens for tensor in given)
             hidden = args[0] if args else kwargs.get("hidden_states")
             before = self._output if place else []
             if place and hidden is not before[0]:
@@ -258,7 +265,7 @@ class _Watch:
             Stack(name, tuple(returned), tuple(handed_on))
             for name, returned, handed_on in zip(self._lists, self._returned, self._handed_on, strict=True)
         )
-        return Anatomy(tuple(stacks), tuple(map(frozenset, outside)))
+        return Anatomy(tuple(stacks), tuple(map(frozenset, outside)), self._reads_tokens)
 
 
 def _own(module: nn.Module) -> bool:

@@ -5,6 +5,7 @@ theirs.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,9 @@ from culm.pipeline.user_code.tied import tied
 
 # Files of which a tokenizer has one at least. Of a folder without any transformers would make one that knows no word.
 TOKENIZERS = ("tokenizer*", "vocab*", "spiece.model", "sentencepiece*")
+# These heads look at hidden states alone. Another one may look at tokens: a decoder's head for classes takes the last
+# one that is no padding.
+OF_HIDDEN_STATES = ("CausalLM", "MaskedLM", "Seq2SeqLM")
 IGNORED = -100  # a label that counts for nothing, as in all of transformers
 
 
@@ -55,6 +59,8 @@ def layers(
     if not isinstance(count, int) or count < 1:
         raise JobError(f"the config of {model} has no number of blocks (num_hidden_layers)", WHERE, MEND)
     anatomy = anatomy_of(partial(source.make, experts="batched_mm"), count)
+    if head not in OF_HIDDEN_STATES:
+        anatomy = replace(anatomy, reads_tokens=True)
     pieces = anatomy.pieces
     made: list[Callable[[], nn.Module]] = [
         partial(build, _kind(piece, anatomy), source, anatomy, piece) for piece in pieces

@@ -18,6 +18,7 @@
 #     carried          what else the block before returned and the next one takes, such as T5's position bias
 #     encoded          in a decoder with an encoder, what the encoder gave: each decoder block takes it
 #     attention_mask   and whatever else a sample has for the model's forward
+#     input_ids        where not only the embeddings read them, as a head that looks for each row's last token
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -122,7 +123,8 @@ class Embed(Layer):
     def forward(self, x: Any) -> Any:
         inputs = dict(x) if isinstance(x, dict) else {INPUT: x}
         hidden = self.until_stopped(inputs)
-        return Between(hidden=hidden, others={name: v for name, v in inputs.items() if name != INPUT}).pytree()
+        goes_on = self._anatomy.reads_tokens
+        return Between(hidden=hidden, others={n: v for n, v in inputs.items() if goes_on or n != INPUT}).pytree()
 
 
 class Block(Layer):

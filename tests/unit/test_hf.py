@@ -1,8 +1,9 @@
 """Models of transformers, cut into layers: each computes the bits of the whole model, and a stage those of the loop."""
 
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from culm.models import hf
+from culm.models.anatomy import anatomy_of
 from culm.models.weights import weights_at
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job
@@ -82,6 +84,51 @@ def test_the_layers_of_a_decoder_have_the_bits_of_the_whole_model(architecture: 
 def test_a_masked_language_model_is_cut_as_well() -> None:
     layers = built("bert", head="MaskedLM")
     same_bits_as_whole(layers, whole_with(layers, "bert", "MaskedLM"))
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "llama", "bert"])
+def test_a_head_of_classes_finds_the_last_token_of_padded_rows(architecture: str) -> None:
+    """Heads of decoders were given zeros in place of tokens: they took the class of whatever came last, padding too."""
+    layers = built(architecture, head="SequenceClassification")
+    config = transformers.AutoConfig.for_model(architecture, **settings_of(architecture))
+    whole: nn.Module = transformers.AutoModelForSequenceClassification.from_config(config)  # type: ignore[no-untyped-call]
+    values = {name.removeprefix("model."): value for layer in layers for name, value in layer.state_dict().items()}
+    whole.load_state_dict(values)
+    mask = torch.arange(8) < torch.tensor([[8], [5], [3]])
+    tokens = torch.where(mask, torch.randint(3, TOKENS, (3, 8), generator=torch.Generator().manual_seed(1)), 0)
+    inputs = {"input_ids": tokens, "attention_mask": mask.long()}
+    assert torch.equal(through(layers, inputs), whole.eval()(**inputs, use_cache=False).logits)
+
+
+class ByToken(nn.Module):
+    """Adds a row of a table of its own for each token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(TOKENS, 8)
+
+    def forward(self, hidden: torch.Tensor, tokens: torch.Tensor | None) -> torch.Tensor:
+        return hidden if tokens is None else hidden + self.table(tokens)
+
+
+class Decoder(nn.Module):
+    """As transformers builds one. ``by_token``: whether its blocks are given the tokens."""
+
+    def __init__(self, by_token: bool) -> None:
+        super().__init__()
+        self.config, self.by_token = SimpleNamespace(is_encoder_decoder=False), by_token
+        self.embed, self.blocks = nn.Embedding(TOKENS, 8), nn.ModuleList([ByToken(), ByToken()])
+
+    def forward(self, input_ids: torch.Tensor, use_cache: bool) -> torch.Tensor:
+        hidden: torch.Tensor = self.embed(input_ids)
+        for block in self.blocks:
+            hidden = block(hidden, input_ids if self.by_token else None)
+        return hidden
+
+
+def test_blocks_that_are_given_the_tokens_are_seen() -> None:
+    """As those of Qwen 4 and DeepSeek V4 are: each would have looked up token 0."""
+    assert [anatomy_of(partial(Decoder, each), 2).reads_tokens for each in (True, False)] == [True, False]
 
 
 def test_a_layer_has_no_memory_for_another_ones_parameters() -> None:
