@@ -92,6 +92,7 @@ def _config_of(model: str, changes: Mapping[str, Any]) -> Any:
         else:
             made = transformers.AutoConfig.for_model(model)
         known = {*made.to_dict(), *made.attribute_map, *vars(made)}
+        known |= {"num_labels"}  # a property, by which transformers makes names of classes
         known |= {START} if made.is_encoder_decoder else set()  # T5's config has it where it is set
         if odd := sorted(changes.keys() - known):
             mend = closest(odd[0], sorted(known))

@@ -89,8 +89,8 @@ def test_a_masked_language_model_is_cut_as_well() -> None:
 @pytest.mark.parametrize("architecture", ["gpt2", "llama", "bert"])
 def test_a_head_of_classes_finds_the_last_token_of_padded_rows(architecture: str) -> None:
     """Heads of decoders were given zeros in place of tokens: they took the class of whatever came last, padding too."""
-    layers = built(architecture, head="SequenceClassification")
-    config = transformers.AutoConfig.for_model(architecture, **settings_of(architecture))
+    layers = built(architecture, head="SequenceClassification", num_labels=3)
+    config = transformers.AutoConfig.for_model(architecture, **settings_of(architecture), num_labels=3)
     whole: nn.Module = transformers.AutoModelForSequenceClassification.from_config(config)  # type: ignore[no-untyped-call]
     values = {name.removeprefix("model."): value for layer in layers for name, value in layer.state_dict().items()}
     whole.load_state_dict(values)
