@@ -44,7 +44,7 @@ from culm.pipeline.user_code.tied import (
     ties_of,
     together,
 )
-from culm.pipeline.user_code.uncopyable import no_copy, refuse_expanded, refuse_lazy, refuse_state
+from culm.pipeline.user_code.uncopyable import no_copy, refuse_expanded, refuse_hooks, refuse_lazy, refuse_state
 
 # A layer's initial values must not depend on the node that builds it, nor on what was built before:
 #
@@ -233,6 +233,7 @@ class ModelSource:
             refuse_lazy(layer, index)
             refuse_compiled(layer, index)
             refuse_state(layer, index)
+            refuse_hooks(layer, index)
             refuse_expanded(layer, layer.named_buffers(), index)  # torch copies parameters without that
             return layer, layer
         try:

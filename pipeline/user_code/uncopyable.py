@@ -34,6 +34,14 @@ def refuse_lazy(layer: nn.Module, index: int) -> None:
         raise JobError(what, "model.layers", "give its input's size, as nn.Linear takes it")
 
 
+def refuse_hooks(layer: nn.Module, index: int) -> None:
+    """Raises JobError for a ready-made layer with a hook on a parameter: torch's deepcopy drops it without a word."""
+    for name, parameter in layer.named_parameters():
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            what = f"layer {index} ({type(layer).__name__}) has a hook on its parameter {name}, and copies have none"
+            raise JobError(what, "model.layers", "give a constructor in its place, which registers the hook")
+
+
 def refuse_state(layer: nn.Module, index: int) -> None:
     """Raises JobError for a layer with state that no copy of its parameters and buffers takes along."""
     for name, tensor in tensors_of(layer):

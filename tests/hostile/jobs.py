@@ -38,6 +38,13 @@ def blocks(count: int = 3) -> list[object]:
     return [*[Block] * count, lambda: nn.Linear(WIDTH, CLASSES)]
 
 
+def with_hook(register: str) -> nn.Sequential:
+    """One layer has a hook on its weight. ``register``: the method that takes it."""
+    kept = nn.Linear(WIDTH, WIDTH)
+    getattr(kept.weight, register)(lambda _: None)
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), kept, nn.Linear(WIDTH, CLASSES))
+
+
 def with_files(weights: str, other: list[object]) -> list[object]:
     """As ``blocks``; the arguments name files."""
     return blocks()

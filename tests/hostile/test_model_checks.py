@@ -53,6 +53,13 @@ def test_what_only_looks_like_sharing_is_taken() -> None:
     assert len(ModelSource(job).parameter_counts()) == 9
 
 
+@pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_a_hook_on_a_ready_made_layers_parameter_is_refused(register: str) -> None:
+    """A hook that masked a gradient was dropped by deepcopy: the run trained what the script kept as it was."""
+    with pytest.raises(JobError, match=r"layer 1 \(Linear\) has a hook on its parameter weight, and copies have none"):
+        check_job(make_job(layers="tests.hostile.jobs:with_hook", args=f'register = "{register}"'))
+
+
 def test_a_layer_with_other_values_each_time_is_refused() -> None:
     with pytest.raises(JobError, match=r"layer 0 .* different initial values each time"):
         check_job(make_job(layers="tests.hostile.jobs:drawn"))
