@@ -40,7 +40,7 @@ from culm.pipeline.tensors.layout import copy_of, is_plain
 from culm.pipeline.tensors.pytrees import NotAPytree, Pytree, mapped, refuse_unsendable, tensors_in
 from culm.pipeline.user_code.forwards import Forwards, precision_of
 from culm.pipeline.user_code.imports import RAISED, described
-from culm.pipeline.user_code.losses import taken, tally_of
+from culm.pipeline.user_code.losses import refuse_parameters, taken, tally_of
 from culm.pipeline.user_code.metrics import Metrics
 from culm.pipeline.user_code.model import ModelSource
 from culm.pipeline.user_code.outline import Outline
@@ -266,6 +266,7 @@ def _loss_backward(job: Job, forward: _Loss) -> Bits:
     if not gradients:
         what = "the loss does not depend on the last layer's output"
         raise JobError(what, "train.loss", "compute it from the output with torch, without detach, item or no_grad")
+    refuse_parameters(loss, outputs)
     told = {"count": tally[1:], "metrics": measured}
     numbers = {name: digest_of(torch.tensor(each, dtype=torch.float64)) for name, each in told.items() if each}
     return {"value": digest_of(loss), **numbers} | bits_of("gradient of the output", gradients)

@@ -45,6 +45,26 @@ def with_hook(register: str) -> nn.Sequential:
     return nn.Sequential(nn.Linear(WIDTH, WIDTH), kept, nn.Linear(WIDTH, CLASSES))
 
 
+class Head(nn.Module):
+    """A loss with a product of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(CLASSES, CLASSES)
+
+    def forward(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(self.head(output), target)
+
+
+def begun_with_zero(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """As scripts do that add up several losses."""
+    return torch.zeros((), requires_grad=True) + nn.functional.cross_entropy(output, target)
+
+
+with_parameters = Head()
+with_frozen_ones = Head().requires_grad_(False)
+
+
 def with_files(weights: str, other: list[object]) -> list[object]:
     """As ``blocks``; the arguments name files."""
     return blocks()

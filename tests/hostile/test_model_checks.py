@@ -60,6 +60,14 @@ def test_a_hook_on_a_ready_made_layers_parameter_is_refused(register: str) -> No
         check_job(make_job(layers="tests.hostile.jobs:with_hook", args=f'register = "{register}"'))
 
 
+def test_a_loss_with_parameters_to_train_is_refused() -> None:
+    """An optimizer of the user's script had them too; here they stayed as they began, without a word."""
+    with pytest.raises(JobError, match=r"the loss has a parameter of shape \[4, 4\] .*would never be trained"):
+        check_job(make_job(loss="tests.hostile.jobs:with_parameters"))
+    for loss in ("with_frozen_ones", "begun_with_zero"):
+        check_job(make_job(loss=f"tests.hostile.jobs:{loss}"))
+
+
 def test_a_layer_with_other_values_each_time_is_refused() -> None:
     with pytest.raises(JobError, match=r"layer 0 .* different initial values each time"):
         check_job(make_job(layers="tests.hostile.jobs:drawn"))

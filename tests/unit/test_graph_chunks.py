@@ -267,6 +267,20 @@ def test_a_loss_that_writes_into_the_chunk_is_refused_before_the_start() -> None
         check_job(job.model_copy(update={"train": section}))
 
 
+WEIGHT = torch.nn.Parameter(torch.ones(3))
+
+
+def loss_with_parameters(output: torch.Tensor, chunk: Any) -> Any:
+    return (output * WEIGHT).sum(), 1
+
+
+def test_a_loss_with_parameters_to_train_is_refused_before_the_start() -> None:
+    job = job_of()
+    section = job.train.model_copy(update={"loss": f"{__name__}:loss_with_parameters"})
+    with pytest.raises(JobError, match=r"train\.loss: the loss has a parameter of shape \[3\]"):
+        check_job(job.model_copy(update={"train": section}))
+
+
 @pytest.mark.parametrize(("layers", "more"), [("gcn", ", dropout = 0.5"), ("gat", ", heads = 2, dropout = 0.5")])
 def test_layers_that_write_nowhere_pass(layers: str, more: str) -> None:
     check_job(job_of(f"culm.graphs:{layers}", more))

@@ -20,7 +20,7 @@ from culm.pipeline.user_code.graph.chunks import Chunk, Chunks
 from culm.pipeline.user_code.graph.layer import EDGE, VERTEX, GraphLayer, Runs
 from culm.pipeline.user_code.graph.tasks import loss_seed, seeded, task_seed
 from culm.pipeline.user_code.imports import RAISED, described
-from culm.pipeline.user_code.losses import taken, tally_of
+from culm.pipeline.user_code.losses import refuse_parameters, taken, tally_of
 from culm.pipeline.user_code.model import ModelSource
 from culm.pipeline.user_code.streams import seed_all
 
@@ -45,9 +45,11 @@ def _try_chunk(source: ModelSource, job: Job, layers: Sequence[GraphLayer], chun
         x = _with_others(chunk, output)
     seed_all(loss_seed(job.job.seed, 0, chunk.number, len(layers) - 1))
     try:
-        with _unwritten(_tensors_of(chunk), "the loss writes into its chunk", "train.loss"):
-            loss, counts = taken(source.loss(output, chunk), job)
+        with _unwritten(_tensors_of(chunk), "the loss writes into its chunk", "train.loss"), torch.enable_grad():
+            leaf = output.detach().requires_grad_()
+            loss, counts = taken(source.loss(leaf.clone(), chunk), job)
         tally_of(loss, counts)
+        refuse_parameters(loss, [leaf])
     except JobError:
         raise
     except RAISED as error:
