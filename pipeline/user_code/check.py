@@ -25,6 +25,7 @@ from culm.pipeline.user_code.optimizers import OWN
 from culm.pipeline.user_code.refusals import DENSE
 from culm.pipeline.user_code.repeats import Sample, ask_again
 from culm.pipeline.user_code.samples import samples_of
+from culm.pipeline.user_code.shifts import refuse_shift
 
 Key = tuple[int, int, int]  # of a microbatch: its step, pipeline and number
 
@@ -39,6 +40,8 @@ def check_job(job: Job) -> None:
         compiler_in_words()  # a machine without a compiler shows here
     keys = [(0, 0, 0), (0, 0, 1) if job.pipeline.microbatches > 1 else (1, 0, 0)]
     found = _microbatches(job, "data", keys)
+    for x, target in found:
+        refuse_shift(job, "data", x, target)
     a, b = (Sample(key, x, target) for key, (x, target) in zip(keys, found, strict=True))
     if job.graph is not None:
         check_graph(source, job, source.dataset())
@@ -49,6 +52,8 @@ def check_job(job: Job) -> None:
         keys = [(0, 0, 0), (0, *job.evaluations.last)]
         held = zip(keys, _microbatches(job, "evaluate", keys), strict=True)
         microbatches = [Held(pipeline, number, x, target) for (_, pipeline, number), (x, target) in held]
+        for each in microbatches:
+            refuse_shift(job, "evaluate", each.x, each.target)
         with _inputs_named(job, "evaluate", [each.x for each in microbatches]):
             check_evaluation(source, job, a.x, microbatches)
     refuse_others()  # the last call of the loss or a metric, too

@@ -82,6 +82,14 @@ class Lines(Dataset[Any]):
         return {"input_ids": tokens * mask, "attention_mask": mask.long()}, torch.where(mask, tokens, hf.IGNORED)
 
 
+class Moved(Lines):
+    """The target is the token after each, as ``culm.datasets.tokens:blocks`` gives it."""
+
+    def __getitem__(self, index: int) -> Any:
+        given, target = super().__getitem__(index)
+        return given, torch.cat([target[1:], torch.tensor([hf.IGNORED])])
+
+
 class Pairs(Lines):
     """The same, and labels of other lengths, as an encoder with a decoder learns them."""
 

@@ -323,6 +323,24 @@ def test_bert_learns_masked_tokens(ties: Mapping[str, Any]) -> None:
     gives_the_plain_loops_bits(job)
 
 
+@pytest.mark.parametrize(
+    ("loss", "dataset", "said"),
+    [
+        ("next_token", "Moved", "the token after each already, and culm.models.hf:next_token moves them once more"),
+        ("next_token_sum", "Moved", 'name "culm.models.hf:each_token_sum"'),
+        ("each_token", "Lines", 'it would learn to copy; name "culm.models.hf:next_token"'),
+    ],
+)
+def test_targets_that_are_moved_twice_or_never_are_refused(loss: str, dataset: str, said: str) -> None:
+    """They trained without an error, on the token after the next one, or on the token itself."""
+    job = job_of("gpt2", 1, loss=loss)
+    data = job.data.model_copy(update={"dataset": f"tests.models.small:{dataset}"})
+    reduction = {"reduction": "sum"} if loss.endswith("sum") else {}
+    with pytest.raises(JobError) as error:
+        check_job(job.model_copy(update={"data": data, "train": job.train.model_copy(update=reduction)}))
+    assert said in str(error.value)
+
+
 def test_every_token_weighs_the_same_where_the_loss_is_a_sum() -> None:
     job = job_of("gpt2", 2, loss="next_token_sum", ties={})
     job = job.model_copy(update={"train": job.train.model_copy(update={"reduction": "sum"})})
