@@ -26,6 +26,11 @@ def token_accuracy(output: torch.Tensor, target: torch.Tensor) -> tuple[float, f
     return _right(output.argmax(2), target)
 
 
+def next_token_accuracy(output: torch.Tensor, target: torch.Tensor) -> tuple[float, float]:
+    """The same of each token after the first, as ``culm.models.hf:next_token`` takes them: the target is the tokens."""
+    return token_accuracy(output[:, :-1], target[:, 1:])
+
+
 def mean_absolute_error(output: torch.Tensor, target: torch.Tensor) -> tuple[float, float]:
     """The sum of absolute differences, and how many there are. Both [B, ...], of one shape; else ValueError."""
     if output.shape != target.shape:

@@ -25,7 +25,7 @@ from culm.pipeline.user_code.optimizers import OWN
 from culm.pipeline.user_code.refusals import DENSE
 from culm.pipeline.user_code.repeats import Sample, ask_again
 from culm.pipeline.user_code.samples import samples_of
-from culm.pipeline.user_code.shifts import refuse_shift
+from culm.pipeline.user_code.shifts import refuse_copying, refuse_shift
 
 Key = tuple[int, int, int]  # of a microbatch: its step, pipeline and number
 
@@ -40,6 +40,7 @@ def check_job(job: Job) -> None:
         compiler_in_words()  # a machine without a compiler shows here
     keys = [(0, 0, 0), (0, 0, 1) if job.pipeline.microbatches > 1 else (1, 0, 0)]
     found = _microbatches(job, "data", keys)
+    refuse_copying(job)
     for x, target in found:
         refuse_shift(job, "data", x, target)
     a, b = (Sample(key, x, target) for key, (x, target) in zip(keys, found, strict=True))

@@ -14,6 +14,7 @@ from culm.pipeline.tensors.pytrees import Pytree
 LAYERS = "culm.models.hf:layers"
 MOVED = {f"culm.models.hf:next_token{end}": f"culm.models.hf:each_token{end}" for end in ("", "_sum")}
 UNMOVED = {other: loss for loss, other in MOVED.items()}
+ACCURACY, ACCURACY_OF_NEXT = "culm.metrics:token_accuracy", "culm.metrics:next_token_accuracy"
 
 
 def refuse_shift(job: Job, section: str, x: Pytree, target: Pytree) -> None:
@@ -33,6 +34,16 @@ def refuse_shift(job: Job, section: str, x: Pytree, target: Pytree) -> None:
     if is_same and loss in UNMOVED and is_decoder:
         what = f"the targets of {section}.dataset are the very tokens that the model is given: it would learn to copy"
         raise JobError(what, "train.loss", f'name "{UNMOVED[loss]}", which takes the token after each')
+
+
+def refuse_copying(job: Job) -> None:
+    """Raises JobError for a metric that counts how many tokens a decoder repeats, beside a loss of the next one."""
+    asked = {"train": job.train.metrics, "evaluate": job.evaluate.metrics if job.evaluate is not None else {}}
+    for section, metrics in asked.items():
+        for name, metric in metrics.items() if job.train.loss in MOVED else ():
+            if metric == ACCURACY:
+                what = f"{metric} compares each token with itself, and {job.train.loss} with the one after it"
+                raise JobError(what, f"{section}.metrics.{name}", f'name "{ACCURACY_OF_NEXT}"')
 
 
 def _agree(tokens: torch.Tensor, target: torch.Tensor) -> bool:

@@ -60,7 +60,7 @@ def test_a_schedule(name: str, tmp_path: Path) -> None:
         {"train.groups": "culm.optim:decay_matrices", "train.optimizer_args": {"lr": 1e-3, "weight_decay": 0.1}},
         {"train.schedule": "culm.optim:warmup_cosine", "train.schedule_args": {"warmup": 3, "steps": STEPS}},
         {"pipeline.schedule": "zb-h1"},
-        {"train.metrics": {"accuracy": "culm.metrics:token_accuracy"}},
+        {"train.metrics": {"accuracy": "culm.metrics:next_token_accuracy"}},
     ],
     ids=lambda settings: " ".join(settings),
 )
@@ -70,7 +70,8 @@ def test_how_a_language_model_is_trained(settings: dict[str, Any], tmp_path: Pat
 
 def test_a_job_that_evaluates(tmp_path: Path) -> None:
     job = hugging_face("llama", 23, "next_token")
-    asked = {"dataset": job.data.dataset, "every": 3, "samples": 9, "metrics": {"a": "culm.metrics:token_accuracy"}}
+    metrics = {"a": "culm.metrics:next_token_accuracy"}
+    asked = {"dataset": job.data.dataset, "every": 3, "samples": 9, "metrics": metrics}
     survives_and_ends_exact(with_values(job, {f"evaluate.{k}": v for k, v in asked.items()}), tmp_path / "run")
 
 

@@ -242,6 +242,7 @@ def test_metrics() -> None:
     assert metrics.mean_absolute_error(torch.tensor([1.0, 4.0]), torch.tensor([2.0, 2.0])) == (3.0, 2.0)
     logits = torch.eye(4).view(2, 2, 4)
     assert metrics.token_accuracy(logits, torch.tensor([[0, 1], [-100, 0]])) == (2.0, 3.0)
+    assert metrics.next_token_accuracy(logits, torch.tensor([[3, 0], [3, -100]])) == (1.0, 1.0)
     with pytest.raises(ValueError, match=r"\[4, 1\] and \[4\], and have to be of one shape"):
         metrics.mean_absolute_error(torch.zeros(4, 1), torch.zeros(4))
     with pytest.raises(ValueError, match=r"culm\.metrics:token_accuracy takes"):

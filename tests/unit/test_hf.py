@@ -341,6 +341,14 @@ def test_targets_that_are_moved_twice_or_never_are_refused(loss: str, dataset: s
     assert said in str(error.value)
 
 
+def test_an_accuracy_of_copied_tokens_is_refused_beside_a_loss_of_the_next_one() -> None:
+    """It fell while the model learned: it compared what follows each token with the token."""
+    job = job_of("gpt2", 1)
+    metrics = {"accuracy": "culm.metrics:token_accuracy"}
+    with pytest.raises(JobError, match=r'train\.metrics\.accuracy: .*; name "culm\.metrics:next_token_accuracy"'):
+        check_job(job.model_copy(update={"train": job.train.model_copy(update={"metrics": metrics})}))
+
+
 def test_every_token_weighs_the_same_where_the_loss_is_a_sum() -> None:
     job = job_of("gpt2", 2, loss="next_token_sum", ties={})
     job = job.model_copy(update={"train": job.train.model_copy(update={"reduction": "sum"})})
