@@ -16,6 +16,7 @@ from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job
 from culm.pipeline.reading import EXACT, Reader
 from culm.pipeline.tensors.bits import digest_of
+from culm.pipeline.tensors.layout import is_plain
 from culm.pipeline.user_code.imports import RAISED, described
 from culm.pipeline.user_code.streams import sample_seed, seed_all
 
@@ -169,16 +170,32 @@ def _unpacked(state: bytes) -> tuple[int, Any]:
     return int(found["epoch"]), found["state"]
 
 
-def _digest(sample: Any) -> str:
-    """In which samples differ, as far as their types are known; of other objects the type alone."""
-    if isinstance(sample, torch.Tensor):
+def _digest(sample: Any, within: tuple[int, ...] = ()) -> str:
+    """In which samples differ. ``within``: the objects that it is a part of, by their ids: one may hold itself."""
+    inner = partial(_digest, within=(*within, id(sample)))
+    if isinstance(sample, torch.Tensor) and is_plain(sample):
         return digest_of(sample)
     if isinstance(sample, np.ndarray):
+        if sample.dtype.hasobject:  # its bytes are addresses
+            return f"{sample.shape}{inner(sample.tolist())}"
         return f"{sample.dtype}{sample.shape}{hashlib.sha256(sample.tobytes()).hexdigest()}"
     if isinstance(sample, Mapping):
-        return f"{{{''.join(f'{key!r}:{_digest(value)},' for key, value in sample.items())}}}"
+        return f"{{{''.join(f'{key!r}:{inner(value)},' for key, value in sample.items())}}}"
     if isinstance(sample, Sequence) and not isinstance(sample, str | bytes):
-        return f"[{','.join(map(_digest, sample))}]"
+        return f"[{','.join(map(inner, sample))}]"
+    if isinstance(sample, set | frozenset):  # in no order that two processes share
+        return f"{{{','.join(sorted(map(inner, sample)))}}}"
     if sample is None or isinstance(sample, bool | int | float | str | bytes | np.generic):
         return repr(sample)
-    return type(sample).__qualname__
+    if isinstance(sample, type):
+        return sample.__qualname__
+    return f"{type(sample).__qualname__}{'' if id(sample) in within else inner(_taken_apart(sample))}"
+
+
+def _taken_apart(sample: Any) -> Any:
+    """What an object consists of, as pickle would have it; None where it holds what no copy can, such as a file."""
+    try:
+        found = sample.__reduce_ex__(2)
+        return found if isinstance(found, str) else [*found[:3], *(list(items or ()) for items in found[3:5])]
+    except RAISED:
+        return None

@@ -2,9 +2,11 @@
 
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -75,6 +77,36 @@ class Buffered(Rows):
             if len(buffer) > 7:
                 yield buffer.pop(drawn.randrange(len(buffer)))
         yield from buffer
+
+
+@dataclass
+class Record:
+    x: torch.Tensor
+    target: torch.Tensor
+
+
+class BufferedRecords(Buffered):
+    """Samples are objects."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return (Record(*row) for row in super().__iter__())
+
+
+def of_records(records: list[Record]) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.stack([each.x for each in records]), torch.stack([each.target for each in records])
+
+
+class Ragged(Rows):
+    """Samples as numpy has rows of different lengths, sparse tensors, and sets among them."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for x, target in super().__iter__():
+            yield {"x": np.array([x.numpy(), None, {"a", "b"}], dtype=object), "target": target.to_sparse()}
+
+
+def of_ragged(rows: list[dict[str, Any]]) -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.stack([torch.from_numpy(row["x"][0]) for row in rows])
+    return x, torch.stack([row["target"].to_dense() for row in rows])
 
 
 class Lines(IterableDataset[Any]):
@@ -219,6 +251,12 @@ def test_a_process_that_loads_ahead_tells_bookmarks_too() -> None:
         ("Rows", {}, {"data.workers": 2}, "data.workers: the dataset is iterable, and would be read by 2 processes"),
         ("Rows", {"forgets": 1}, {}, "data.dataset: the dataset has gone on from its state with other samples"),
         ("Buffered", {}, {}, "data.dataset: the dataset has gone on from its state with other samples"),
+        (
+            "BufferedRecords",
+            {},
+            {"data.collate": f"{HERE}:of_records"},
+            "data.dataset: the dataset has gone on from its state with other samples",
+        ),
         ("Rows", {"length": 0}, {}, "epoch 0 of the dataset has no sample"),
         ("Rows", {"big": MOST_BYTES}, {}, "data.dataset: the dataset's state has"),
         ("Odd", {}, {}, "data.dataset: the dataset's state cannot be read back"),
@@ -231,6 +269,10 @@ def test_what_nobody_could_read_on_is_refused(
         check_job(with_values(job_of(name, **args), settings))
     assert said in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_samples_of_any_kind_can_be_read_on() -> None:
+    check_job(with_values(job_of("Ragged"), {"data.collate": f"{HERE}:of_ragged"}))
 
 
 def test_a_job_that_was_edited_uses_no_bookmark() -> None:
