@@ -54,7 +54,7 @@ class Reader(Generic[T]):
         self._opened: Opened[T] | None = None
         self._opened_by: Bookmark | None = None
         self._next = 0  # the number of the microbatch that is read next
-        self._kept: dict[int, T] = {}
+        self._kept: dict[int, tuple[T, bytes]] = {}  # with the digest of what was read
         self._began = b""  # the dataset's state where the step that is read began
         self._digest = hashlib.blake2b(digest_size=8)  # of what was read of that step
         self._found: Bookmark | None = None
@@ -66,16 +66,25 @@ class Reader(Generic[T]):
         """
         first, wanted = step * self._microbatches, step * self._microbatches + place
         self._kept = {number: samples for number, samples in self._kept.items() if number >= first}
-        if self._opened is None or (wanted < self._next and wanted not in self._kept):
+        if self._opened is None or (wanted < self._next and not self._has_kept(wanted, self._opened)):
             self._open(step)
         while wanted not in self._kept:
             self._read(first)
-        return self._kept[wanted]
+        return self._kept[wanted][0]
 
     def take_bookmark(self) -> Bookmark | None:
         """The one that reading has come to since the last call."""
         found, self._found = self._found, None
         return found
+
+    def _has_kept(self, number: int, opened: Opened[T]) -> bool:
+        """Whether its samples are here as they were read. Whoever had them may have written into them since, and so may
+        a dataset that fills one buffer again and again.
+        """
+        if number not in self._kept:
+            return False
+        samples, digest = self._kept[number]
+        return opened.digest(samples) == digest
 
     def _open(self, step: int) -> None:
         bookmark = self._known(step)
@@ -94,9 +103,10 @@ class Reader(Generic[T]):
         except BaseException:
             self._opened = None  # nobody knows where it is now; asked again, it is opened again
             raise
-        self._digest.update(self._opened.digest(samples))
+        digest = self._opened.digest(samples)
+        self._digest.update(digest)
         if self._next >= first:
-            self._kept[self._next] = samples
+            self._kept[self._next] = samples, digest
         self._next += 1
         if place == self._microbatches - 1:
             self._end_step(step, self._opened)

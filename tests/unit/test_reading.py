@@ -109,6 +109,26 @@ def of_ragged(rows: list[dict[str, Any]]) -> tuple[torch.Tensor, torch.Tensor]:
     return x, torch.stack([row["target"].to_dense() for row in rows])
 
 
+class Lists(Rows):
+    def __iter__(self) -> Iterator[Any]:
+        return (list(row) for row in super().__iter__())
+
+
+def popped(rows: list[list[torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Takes its samples apart, and writes into them."""
+    targets = torch.stack([row.pop() for row in rows])
+    return torch.stack([row[0].mul_(2.0) for row in rows]), targets
+
+
+class OneBuffer(Rows):
+    """Fills the same memory with each sample."""
+
+    def __iter__(self) -> Iterator[Any]:
+        buffer = torch.empty(8)
+        for x, target in super().__iter__():
+            yield buffer.copy_(x), target
+
+
 class Lines(IterableDataset[Any]):
     """Has no state."""
 
@@ -269,6 +289,18 @@ def test_what_nobody_could_read_on_is_refused(
         check_job(with_values(job_of(name, **args), settings))
     assert said in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("name", "collate"), [("Lists", "popped"), ("OneBuffer", None)])
+def test_samples_that_were_written_into_are_read_once_more(name: str, collate: str | None) -> None:
+    """A node that begins a step again asks for its microbatches again, which it was given already."""
+    settings = {"data.microbatch": 1, "data.collate": collate and f"{HERE}:{collate}"}
+    loading = Loading(with_values(job_of(name), settings), None)
+    loads = [Load(1, p, m) for p in range(2) for m in range(2)]
+    first = [loading.load(load) for load in loads]
+    for load in (*loads, *reversed(loads)):
+        found, wanted = loading.load(load), first[loads.index(load)]
+        assert all(map(same_bits, found, wanted)), load
 
 
 def test_samples_of_any_kind_can_be_read_on() -> None:
