@@ -80,8 +80,12 @@ class OpenedDataset:
         self._set_epoch()
 
     def _set_epoch(self) -> None:
-        if self._epoch and hasattr(self._made, "set_epoch"):
-            self._made.set_epoch(self._epoch)
+        # Of torchdata's loader its dataset has one, such as Hugging Face's, which begins anew by the epoch's number.
+        having: tuple[Any, ...] = (self._made, getattr(self._made, "dataset", None))
+        for made in having:
+            if self._epoch and hasattr(made, "set_epoch"):
+                made.set_epoch(self._epoch)
+                return
 
 
 def reader_of(

@@ -129,6 +129,28 @@ class OneBuffer(Rows):
             yield buffer.copy_(x), target
 
 
+class StartsThere(Rows):
+    """As Hugging Face's: within the epoch of its state every iter() goes on from there."""
+
+    epoch = 0
+    start: dict[str, Any] = {"at": 0, "epoch": 0}  # noqa: RUF012
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        self.at = self.start["at"] if self.start["epoch"] == self.epoch else 0
+        while self.at < LENGTH:
+            self.at += 1
+            yield sample(self.at - 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at, "epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.start = state
+
+
 class Lines(IterableDataset[Any]):
     """Has no state."""
 
@@ -168,6 +190,10 @@ class Odd(Rows):
 
 def loader() -> StatefulDataLoader[Any]:
     return StatefulDataLoader(MapStyle(), batch_size=None)
+
+
+def loader_with_epochs() -> StatefulDataLoader[Any]:
+    return StatefulDataLoader(StartsThere(), batch_size=None)
 
 
 def layers() -> list[nn.Module]:
@@ -230,7 +256,7 @@ def test_what_is_read_in_order_trains_as_the_same_samples_of_a_map_style_dataset
     assert run_plain(job).sha256 == run_plain(job_of("MapStyle")).sha256
 
 
-@pytest.mark.parametrize("name", ["Rows", "Epochs", "loader"])
+@pytest.mark.parametrize("name", ["Rows", "Epochs", "loader", "loader_with_epochs"])
 @pytest.mark.parametrize("step", [1, 2, 4])
 def test_another_process_reads_on_with_the_same_bits(name: str, step: int, tmp_path: Path) -> None:
     job = job_of(name, **{"noise": True} if name == "Rows" else {})
