@@ -1,5 +1,6 @@
 """The dataset of a job with a [graph]: the graph that its callable gives, cut into the job's chunks."""
 
+from copy import deepcopy
 from typing import Any
 
 from culm.graphs.chunk_folder import ChunkFolder
@@ -11,7 +12,7 @@ from culm.pipeline.user_code.imports import called, load_callable
 
 def chunked(data: str, args: dict[str, Any], chunks: int, partitioner: str) -> Chunks:
     """As [graph] says. Raises JobError."""
-    made = called(load_callable(data, WHERE), args, WHERE)
+    made = called(load_callable(data, WHERE), deepcopy(args), WHERE)  # it may write into them
     if isinstance(made, ChunkFolder):
         made.check_fits(chunks, partitioner)
         return made

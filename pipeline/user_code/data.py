@@ -1,6 +1,7 @@
 """Samples: which ones a microbatch holds, as a pure function, so that any node can take them again."""
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from typing import Any, Literal
 
 import torch
@@ -48,7 +49,7 @@ def dataset_of(job: Job, section: Section = "data") -> Any:
     make = load_callable(name, where)
     seed_all(job.job.seed)
     try:
-        made = called(make, args, where)
+        made = called(make, deepcopy(args), where)  # it is made more than once, and may write into them
     except JobError as error:  # of a dataset of Culm's own, which knows of [data] alone
         raise JobError(error.what, error.where.replace("data.", f"{section}.", 1), error.mend) from error
     settle(job)

@@ -101,7 +101,7 @@ class ModelSource:
     def _made(self) -> list[Any]:
         """What the job's callable gives, under the job's seed."""
         seed_all(self._job.job.seed)
-        made = called(self._factory, self._job.model.args, "model.layers")
+        made = called(self._factory, copy.deepcopy(self._job.model.args), "model.layers")  # it may write into them
         settle(self._job)
         if not isinstance(made, nn.Sequential | list | tuple):
             what = f"the callable returned a {type(made).__name__}, not a list of layers"

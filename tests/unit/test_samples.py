@@ -18,7 +18,7 @@ from culm.coordinator.agreement import Agreement, joined, refusal
 from culm.pipeline.errors import JobError
 from culm.pipeline.identity import Identity
 from culm.pipeline.identity_parts import with_what_follows
-from culm.pipeline.job import Job
+from culm.pipeline.job import Job, with_values
 from culm.pipeline.user_code.check import check_job
 from culm.pipeline.user_code.data import Microbatches
 from culm.pipeline.user_code.model import ModelSource
@@ -90,6 +90,13 @@ class Kept(Numbered):
         return self._kept.setdefault(index, super().__getitem__(index))
 
 
+def by_kind(transform: dict[str, Any], files: list[str]) -> Numbered:
+    """Takes its arguments apart, as registries do."""
+    assert transform.pop("type") == "flip"
+    files.append("more")
+    return Numbered()
+
+
 class Torn(Numbered):
     """The last sample cannot be read, as often as it is asked for."""
 
@@ -153,6 +160,14 @@ def test_a_dataset_that_gives_other_samples_is_refused(dataset: str) -> None:
         check_job(job_of(dataset))
     assert str(refused.value).startswith(f"data.dataset, {__name__}:{dataset}: the dataset gives other samples ")
     assert "Culm seeds" in str(refused.value)
+
+
+def test_a_dataset_may_write_into_its_arguments() -> None:
+    """It was called with the job's own: the second time they were other ones, and so was the job."""
+    args = {"transform": {"type": "flip"}, "files": ["a"]}
+    job = with_values(job_of("by_kind"), {"data.args": args})
+    check_job(job)
+    assert job.data.args == args == {"transform": {"type": "flip"}, "files": ["a"]}
 
 
 @pytest.mark.parametrize("dataset", ["Numbered", "Augmented", "Kept", "Torn", "by_hash"])
