@@ -13,7 +13,7 @@ from culm.pipeline.tensors.bits import digest_of
 from culm.pipeline.tensors.layout import is_plain
 from culm.pipeline.tensors.pytrees import NotAPytree, Pytree, refuse_unsendable, tensors_in
 from culm.pipeline.user_code.compiling import compiler_in_words, refuse_others, refuse_settings
-from culm.pipeline.user_code.data import Section, dataset_of, microbatches_of, name_of
+from culm.pipeline.user_code.data import Microbatches, Section, dataset_of, microbatches_of, name_of
 from culm.pipeline.user_code.devices import device_of
 from culm.pipeline.user_code.evaluating import Held, check_evaluation
 from culm.pipeline.user_code.graph.check import check_graph
@@ -97,14 +97,32 @@ def _microbatches(job: Job, section: Section, keys: Sequence[Key]) -> list[tuple
     if once != again:
         what = f"the dataset gives other samples when it is asked again ({again}, not {once})"
         raise JobError(what, where, f"{mend}, and let no sample change another")
+    anew = section == "data" and not is_iterable(dataset)
+    drawn = _drawn_anew(job, dataset, keys[0]) if anew else []
     del dataset  # two of them may be too large for this machine
     other = dataset_of(job, section)
+    keeps = anew and drawn != _drawn_anew(job, other, keys[0])
+    if keeps:  # or it gives other samples each time that it is made: as the next one shows, which has kept nothing
+        del other
+        other = dataset_of(job, section)
     if once != (told := _samples(job, section, other)):
         what = f"the dataset gives other samples each time that it is made ({told}, not {once})"
         raise JobError(what, where, f"{mend}, and sort what a folder or a set lists")
+    if keeps:
+        what = "the dataset keeps what it has drawn for a sample, and gives it again in later epochs"
+        mend = "keep what a sample is made from, and draw each time: a node that takes over has kept nothing"
+        raise JobError(what, where, mend)
     if is_iterable(other):
         check_reading_on(job, lambda: dataset_of(job))
     return found
+
+
+def _drawn_anew(job: Job, dataset: Any, key: Key) -> list[str]:
+    """Of a microbatch, as if a later epoch drew for its samples."""
+    try:
+        return _bits_of(Microbatches(job, dataset, draws=job.job.seed + 1).microbatch(*key))
+    except RAISED as error:  # the run may never draw that
+        return [type(error).__name__]
 
 
 def _bits_of(microbatch: tuple[Pytree, Pytree]) -> list[str]:

@@ -166,11 +166,13 @@ class IterableMicrobatches:
 class Microbatches:
     """The microbatches of a job. Step t takes the next samples of the epoch's permutation, pipeline by pipeline."""
 
-    def __init__(self, job: Job, dataset: Any) -> None:
+    def __init__(self, job: Job, dataset: Any, draws: int | None = None) -> None:
+        """``draws``: the seed of what samples draw, if it is not the job's. Their order is the same with any."""
         self._job = job
         self._dataset = dataset
         self._length = len(dataset)
         self._seed = job.job.seed
+        self._draws = self._seed if draws is None else draws
         self._collate = _collate_of(job)
         self._shuffle = job.data.shuffle
         self._size = job.data.microbatch
@@ -182,7 +184,7 @@ class Microbatches:
 
     def microbatch(self, step: int, pipeline: int, index: int) -> tuple[Pytree, Pytree]:
         """``(input, target)``, samples stacked along the first dimension, or as the job's ``collate`` gives them."""
-        seed_all(sample_seed(self._seed, step, pipeline, index))
+        seed_all(sample_seed(self._draws, step, pipeline, index))
         first = step * self._per_step + (pipeline * self._microbatches + index) * self._size
         inputs, targets = self._collate([_sample(self._dataset, self._sample(first + i)) for i in range(self._size)])
         return samples_as_sent(cast_inputs(self._job, inputs)), samples_as_sent(targets)

@@ -90,6 +90,20 @@ class Kept(Numbered):
         return self._kept.setdefault(index, super().__getitem__(index))
 
 
+class KeptNoise(Numbered):
+    """Keeps what it has made of each sample, with what was drawn for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kept: dict[int, Any] = {}
+
+    def __getitem__(self, index: int) -> Any:
+        if index not in self._kept:
+            x, target = super().__getitem__(index)
+            self._kept[index] = x + torch.randn(8), target
+        return self._kept[index]
+
+
 def by_kind(transform: dict[str, Any], files: list[str]) -> Numbered:
     """Takes its arguments apart, as registries do."""
     assert transform.pop("type") == "flip"
@@ -160,6 +174,12 @@ def test_a_dataset_that_gives_other_samples_is_refused(dataset: str) -> None:
         check_job(job_of(dataset))
     assert str(refused.value).startswith(f"data.dataset, {__name__}:{dataset}: the dataset gives other samples ")
     assert "Culm seeds" in str(refused.value)
+
+
+def test_a_dataset_that_keeps_what_it_has_drawn_is_refused() -> None:
+    """A node that took over in the second epoch drew anew, where the others gave what they had drawn in the first."""
+    with pytest.raises(JobError, match="KeptNoise: the dataset keeps what it has drawn for a sample"):
+        check_job(job_of("KeptNoise"))
 
 
 def test_a_dataset_may_write_into_its_arguments() -> None:
