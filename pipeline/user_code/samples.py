@@ -39,7 +39,8 @@ def samples_of(
     """
     length, last = _extent(job, section, dataset)
     data = microbatches_of(job, section, dataset)
-    digest = hashlib.sha256(str(getattr(dataset, "contents", "")).encode())
+    contents = getattr(dataset, "contents", "")  # something else of the user's may have this name
+    digest = hashlib.sha256((contents if isinstance(contents, str) else "").encode())
     for place in sorted({i * last // (LOADED - 1) for i in range(LOADED)}):
         try:
             digest.update(load(partial(_hash, job, data, place)).encode())

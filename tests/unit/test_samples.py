@@ -104,6 +104,14 @@ class KeptNoise(Numbered):
         return self._kept[index]
 
 
+class Named(Numbered):
+    """Has something of its own under a name that Culm's datasets have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.contents = [object()]
+
+
 def by_kind(transform: dict[str, Any], files: list[str]) -> Numbered:
     """Takes its arguments apart, as registries do."""
     assert transform.pop("type") == "flip"
@@ -190,7 +198,7 @@ def test_a_dataset_may_write_into_its_arguments() -> None:
     assert job.data.args == args == {"transform": {"type": "flip"}, "files": ["a"]}
 
 
-@pytest.mark.parametrize("dataset", ["Numbered", "Augmented", "Kept", "Torn", "by_hash"])
+@pytest.mark.parametrize("dataset", ["Numbered", "Augmented", "Kept", "Torn", "Named", "by_hash"])
 def test_a_dataset_that_gives_the_same_passes(dataset: str) -> None:
     check_job(job_of(dataset))
 
