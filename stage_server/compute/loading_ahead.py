@@ -12,6 +12,7 @@
 # are under way or here, and what a plan has taken away is dropped. A worker ends when its node does, also where that is
 # killed.
 
+import atexit
 import logging
 import os
 import pickle
@@ -29,6 +30,7 @@ from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job, job_to_toml, parse_job
 from culm.pipeline.tensors.layout import copy_of
 from culm.pipeline.tensors.pytrees import mapped
+from culm.pipeline.user_code.devices import settle
 from culm.pipeline.user_code.imports import RAISED, described
 from culm.stage_server.compute.loading import Loading, Samples, Told, Untold
 from culm.stage_server.worker.work import Load
@@ -127,8 +129,10 @@ class _Worker:
         context = get_context("spawn")
         self.load: Load | None = None
         self.pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_work, args=(theirs, job_to_toml(job), told), name="loads", daemon=True)
+        # No daemon: those may have no processes of their own, and a dataset may have workers.
+        self._process = context.Process(target=_work, args=(theirs, job_to_toml(job), told), name="loads", daemon=False)
         self._process.start()
+        atexit.register(self._process.kill)  # or Python would wait for it, where nobody has ended it
         theirs.close()
 
     def begin(self, load: Load, known: Known) -> None:
@@ -149,6 +153,7 @@ class _Worker:
         self.pipe.close()
         self._process.kill()  # it may be in the middle of user code, which may take long
         self._process.join()
+        atexit.unregister(self._process.kill)
 
 
 # ---- in a worker ----------------------------------------------------------------------------------------------------
@@ -157,9 +162,9 @@ class _Worker:
 def _work(pipe: "connection.Connection[Any, Any]", job_toml: str, told: Told) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all of a terminal's processes; the node ends this one
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    torch.set_num_threads(1)
-    known = Known()
-    loading = Loading(parse_job(job_toml), told, known=lambda: known)
+    known, job = Known(), parse_job(job_toml)
+    settle(job)  # a dataset may compute when it is made: by other threads it would get other bits than the node did
+    loading = Loading(job, told, known=lambda: known)
     while True:
         try:
             wanted, known = pipe.recv()

@@ -1,5 +1,6 @@
 """Processes that load samples ahead: the same samples, and none of them is left when their node ends, however."""
 
+import multiprocessing
 import os
 import pickle
 import signal
@@ -57,6 +58,22 @@ class Noisy:
         if self._broken and index == 39:
             os.kill(os.getpid(), signal.SIGKILL)
         return torch.randn(2, 3).T, torch.tensor(index)
+
+
+class Busy:
+    """Starts a process for each sample, and tells how many threads torch had when the dataset was made."""
+
+    def __init__(self) -> None:
+        self._threads = torch.get_num_threads()
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        started = multiprocessing.get_context("fork").Process(target=abs, args=(1,))
+        started.start()
+        started.join()
+        return torch.tensor([float(self._threads), float(started.exitcode == 0)]), torch.tensor(index)
 
 
 def job_of(workers: int = 2, broken: bool = False) -> Job:
@@ -157,6 +174,15 @@ def test_other_samples_than_the_node_told_are_refused(make: Callable[..., Loadin
         make(job_of(1), told={"data": "40 samples, 0123456789abcdef"}).take(Load(0, 0, 0))
 
 
+def test_a_dataset_is_made_as_on_the_node_and_may_have_processes_of_its_own(make: Callable[..., LoadingAhead]) -> None:
+    """A dataset with workers passed the check, and the run ended: daemons may have no children. One that computes when
+    it is made came to other samples than the node had told, by another number of threads.
+    """
+    job = make_job(dataset=f"{HERE}:Busy", data="shuffle = false\nworkers = 1", job="threads = 2")
+    x, _ = make(job).take(Load(0, 0, 0))
+    assert x.tolist() == [[2.0, 1.0]] * 4
+
+
 NODE = """
 import sys, time
 from culm.stage_server.compute.loading_ahead import LoadingAhead
@@ -172,7 +198,9 @@ if __name__ == "__main__":
 """
 
 
-def test_none_is_left_when_its_node_is_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("killed", [True, False])
+def test_none_is_left_when_its_node_ends(killed: bool, tmp_path: Path) -> None:
+    """Also where nobody has closed it: Python waits for processes that are no daemons."""
     script = tmp_path / "node.py"
     script.write_text(NODE)
     environment: dict[str, Any] = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -182,7 +210,11 @@ def test_none_is_left_when_its_node_is_killed(tmp_path: Path) -> None:
         assert node.stdout is not None
         begun = [int(pid) for pid in node.stdout.readline().split()]
         assert len(begun) == 2
-        node.kill()
+        if killed:
+            node.kill()
+        else:
+            assert node.stdin is not None
+            node.stdin.close()
         until(lambda: not any(map(lives, begun)))
 
 
