@@ -48,7 +48,8 @@ def _gradient_as_sent(gradient: torch.Tensor | None) -> torch.Tensor | None:
 def samples_as_sent(samples: Pytree) -> Pytree:
     """Where they are no pytree whoever takes them says so."""
     try:
-        return mapped(as_sent, samples)
+        # What was made in inference mode no backward may use, but for a copy.
+        return mapped(lambda tensor: as_sent(copy_of(tensor) if tensor.is_inference() else tensor), samples)
     except NotAPytree:
         return samples
 

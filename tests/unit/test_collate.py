@@ -89,6 +89,24 @@ def test_what_gives_no_microbatch_is_refused_before_anything_starts(collate: str
         check_job(job_of(2, f"{HERE}:{collate}" if collate else None))
 
 
+def in_inference_mode(samples: Sequence[Sample]) -> tuple[torch.Tensor, torch.Tensor]:
+    """As where a frozen network makes the input."""
+    words, labels = padded(samples)
+    with torch.inference_mode():
+        return torch.nn.functional.one_hot(words, 16).float(), labels
+
+
+def layers_on_numbers(count: int) -> list[Any]:
+    return [partial(nn.Linear, 16, 8), *layers(count)[1:]]
+
+
+def test_what_was_made_in_inference_mode_trains_as_in_the_plain_loop() -> None:
+    """A node ended in its second microbatch, whose input it has no need to copy: no backward may use such a tensor."""
+    job = job_of(2, f"{HERE}:in_inference_mode")
+    model = job.model.model_copy(update={"layers": f"{HERE}:layers_on_numbers"})
+    gives_the_plain_loops_bits(job.model_copy(update={"model": model}))
+
+
 BUFFER = torch.empty(8, 9, dtype=torch.int64)
 
 
