@@ -110,6 +110,11 @@ def _config_of(model: str, changes: Mapping[str, Any]) -> Any:
         if name.endswith("layerdrop") and value:
             what = f"{name} = {value} leaves out whole blocks by chance, which Culm cannot do"
             raise JobError(what, WHERE, f"set {name} = 0.0, and dropout in its place")
+    if getattr(made, "output_router_logits", False):
+        what = (
+            "output_router_logits = True has transformers add the routers' loss, and a job's loss sees the logits alone"
+        )
+        raise JobError(what, WHERE, "set output_router_logits = false; the routers learn from the job's loss then")
     return made
 
 

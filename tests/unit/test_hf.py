@@ -367,6 +367,7 @@ def test_every_token_weighs_the_same_where_the_loss_is_a_sum() -> None:
         ({"model": "llama", "dtype": "float99"}, "torch has no dtype 'float99'"),
         ({"model": "llama", "num_hidden_layers": 0}, "has no number of blocks"),
         ({"model": "vit", "head": "ImageClassification"}, "transformers makes no model of this ViTConfig"),
+        ({"model": "mixtral", "output_router_logits": True}, "output_router_logits = True has transformers add"),
         ({"model": "llama", "hiden_size": 32}, "LlamaConfig has no setting 'hiden_size'; did you mean hidden_size?"),
         ({"model": "bloom", "attention": "sdpa", **UNTIED}, "transformers makes no model of this BloomConfig"),
         ({"model": "openai-gpt", **UNTIED}, "no initial values without its files"),
