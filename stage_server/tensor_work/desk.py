@@ -20,6 +20,7 @@ from typing import Any
 import grpc
 import torch
 
+from culm.pipeline.plan_bounds import number_problem
 from culm.pipeline.resources import TensorWorkers
 from culm.pipeline.tensors.digests import Corrupted
 from culm.pipeline.tensors.task_pieces import as_value, assembled, by_number, pieces_of
@@ -34,6 +35,9 @@ from culm.stage_server.tensor_work.board import Board
 
 log = logging.getLogger("culm.tensor_work")
 LOOK_SECONDS = 0.25  # between two looks at what is late, and at who is gone
+# What a worker may say: the server's heartbeats tell the sums, and the coordinator refuses one that cannot be.
+MOST_MEMORY = 1 << 50  # bytes: more than any machine has
+MOST_SECONDS = 1e9  # for a task: 30 years
 
 # Where the part of a worker differs from the server's.
 _UNLIKE = {
@@ -197,6 +201,8 @@ class Desk(TensorWorkServicer):
             return (
                 f"this server speaks version {PROTOCOL_VERSION} of the protocol, and the worker another one: update it"
             )
+        if why := number_problem("the worker's memory in bytes", offer.memory_bytes, MOST_MEMORY):
+            return why
         if not offer.parts and offer.fingerprint != self._fingerprint:
             return "the worker has other code of the job than this server: give both the same files"
         for part in sorted(self._parts.keys() | offer.parts.keys()) if offer.parts else ():
@@ -232,7 +238,7 @@ class Desk(TensorWorkServicer):
                 yield pb.WorkResponse(piece=piece)
             answer, seconds = _answer(requests, task, call.shapes)
             with self._turn:
-                self._seconds += min(max(seconds, 0.0), time.monotonic() - began)
+                self._seconds += min(seconds, time.monotonic() - began)
                 if self._board.answered(number, worker, time.monotonic()):
                     call.answer = answer
                     call.answered.notify()
@@ -260,6 +266,8 @@ def _next(requests: Iterator[pb.WorkRequest]) -> pb.WorkRequest:
 def _answer(requests: Iterator[pb.WorkRequest], task: Task, shapes: Shapes) -> tuple[Answer | Failed, float]:
     """What the worker says to its task, and its seconds. Raises ValueError for what cannot be an answer."""
     first = _next(requests)
+    if why := number_problem("its seconds for the task", first.seconds, MOST_SECONDS):
+        raise ValueError(why)
     if first.HasField("no_answer"):
         return Failed("it asked for the layer's parameters too late"), first.seconds
     if first.HasField("failed"):

@@ -1,5 +1,6 @@
 """A tensor worker and a graph server meet others than they expect: another process, other code, and nonsense."""
 
+import math
 import queue
 import threading
 from collections.abc import Iterator
@@ -125,6 +126,7 @@ def test_a_function_goes_on_to_a_server_of_another_job() -> None:
     [
         ({"protocol_version": 0}, "version"),
         ({"fingerprint": "another"}, "other code"),
+        ({"memory_bytes": (1 << 64) - 1}, "memory in bytes is"),
     ],
 )
 def test_a_worker_that_does_not_fit_is_refused_in_words(wrong: dict[str, object], why: str) -> None:
@@ -227,6 +229,10 @@ def _named() -> pb.TensorPiece:
         pytest.param(pb.WorkRequest(answer=_huge()), id="more than there is memory"),
         pytest.param(pb.WorkRequest(answer=_named()), id="a name that is no number"),
         pytest.param(pb.WorkRequest(answer=answers(torch.ones(2, 16))[0]), id="too few rows"),
+        *(
+            pytest.param(pb.WorkRequest(answer=answers(torch.ones(3, 16))[0], seconds=seconds), id=f"{seconds} seconds")
+            for seconds in (math.nan, math.inf, -1.0)
+        ),
     ],
 )
 def test_nonsense_for_an_answer_has_the_server_do_its_work_itself(said: pb.WorkRequest) -> None:
@@ -251,6 +257,8 @@ def test_nonsense_for_an_answer_has_the_server_do_its_work_itself(said: pb.WorkR
             thread.join(0.01)
         assert server.ask()
         assert len(server.here) == 1
+        # They go with the node's heartbeats: the coordinator would end the stream of one that tells no number.
+        assert math.isfinite(server.desk.facts().seconds)
         requests.put(None)
         server.desk.close()
         thread.join()
