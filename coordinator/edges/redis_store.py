@@ -116,7 +116,7 @@ def _document_in(text: str | bytes) -> Document:
     """Empty where the text is no document: then the leader goes by nodes and checkpoints, and says so."""
     try:
         document = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return document if isinstance(document, dict) else {}
 
@@ -125,8 +125,14 @@ class RedisStore:
     """One run's keys, all under ``culm:{run}:``."""
 
     def __init__(self, url: str, run: str, holder: str, lease_seconds: float) -> None:
+        # What is no text is read with marks in it, and so as what it is: no document, no term, no event.
         self._redis = redis.Redis.from_url(
-            url, socket_timeout=1.0, socket_connect_timeout=1.0, retry=Retry(NoBackoff(), 0), decode_responses=True
+            url,
+            socket_timeout=1.0,
+            socket_connect_timeout=1.0,
+            retry=Retry(NoBackoff(), 0),
+            decode_responses=True,
+            encoding_errors="replace",
         )
         self._prefix = f"culm:{run}:"
         self._keys = [f"{self._prefix}leader", f"{self._prefix}term", f"{self._prefix}written"]
@@ -380,4 +386,4 @@ def _obstacle(error: RedisError) -> str:
 def _term_in(document: Document | None) -> int:
     """The highest term that the state tells of."""
     term = document.get("term", 0) if document is not None else 0
-    return term if isinstance(term, int) and 0 <= term < TERM_LIMIT else 0
+    return term if type(term) is int and 0 <= term < TERM_LIMIT else 0

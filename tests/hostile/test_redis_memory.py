@@ -165,6 +165,38 @@ def server(tmp_path: Path) -> Iterator[EmbeddedRedis]:
         yield server
 
 
+@pytest.mark.parametrize(
+    "state", [b"\xff\xfe", b"[" * 100_000, b'{"term": true}', b'{"term": ' + b"9" * 5000 + b"}", b"[]"]
+)
+def test_a_state_that_is_none_keeps_no_coordinator_from_leading(server: EmbeddedRedis, state: bytes) -> None:
+    """One that was no text, or nested deeply, ended each coordinator; a term of true had it wait for Redis for ever."""
+
+    async def scenario() -> int:
+        with Redis.from_url(server.url) as client:
+            client.set("culm:r:state", state)
+            client.set("culm:r:term", b"\xff")
+            store = RedisStore(server.url, "r", "a", 30.0)
+            led = await asyncio.wait_for(store.acquire(), 30.0)
+            await store.load()
+            await store.close()
+        return led
+
+    assert asyncio.run(scenario()) == 1
+
+
+def test_an_entry_that_is_no_text_hides_no_other(server: EmbeddedRedis) -> None:
+    async def scenario() -> list[dict[str, str]]:
+        with Redis.from_url(server.url) as client:
+            client.xadd("culm:r:events", {b"kind": b"\xff"})
+            client.xadd("culm:r:events", {b"kind": b"joined"})
+            store = RedisStore(server.url, "r", "a", 30.0)
+            found = await store.read("events")
+            await store.close()
+        return [entry for _, entry in found]
+
+    assert [entry["kind"] for entry in asyncio.run(scenario())] == ["\ufffd", "joined"]
+
+
 @pytest.mark.parametrize("term", ["9223372036854775807", str(TERM_LIMIT), "-1", "1e300", "nan", "a word", "2.5"])
 def test_a_term_that_is_none_keeps_no_coordinator_from_leading(
     server: EmbeddedRedis, term: str, caplog: pytest.LogCaptureFixture
