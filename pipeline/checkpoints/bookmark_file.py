@@ -57,7 +57,7 @@ def from_bytes(data: bytes) -> Bookmark | None:
             digest=str(content["digest"]),
             state=bytes.fromhex(content["state"]),
         )
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 

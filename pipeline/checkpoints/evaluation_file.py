@@ -19,7 +19,7 @@ def write(folder: str, found: Mapping[str, float]) -> None:
 
 def read(folder: str) -> dict[str, float]:
     """Empty where there is none, or none that can be read: nothing but what is kept depends on it. Raises OSError."""
-    with suppress(FileNotFoundError, ValueError, AttributeError, TypeError, OverflowError):
+    with suppress(FileNotFoundError, ValueError, AttributeError, TypeError, OverflowError, RecursionError):
         content = json.loads(storage.read(folder, FILE, MOST_BYTES))
         return {str(name): float.fromhex(number) for name, number in content.items()}
     return {}

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from culm.__main__ import main
+from culm.pipeline.checkpoints import evaluation_file
 from culm.pipeline.checkpoints.layer_file import read_layer, write_layer
 from culm.pipeline.checkpoints.manifest import (
     MANIFEST,
@@ -200,3 +201,18 @@ def test_a_folder_with_a_strange_name_is_left_alone(name: str, tmp_path: Path) -
     whole(url, 50)
     (tmp_path / "c" / name).mkdir()
     assert [f.step for f in find_checkpoints(url)] == [50]
+
+
+@pytest.mark.parametrize("told", [b"[" * 30_000, b"\xff", b"[1]", b'{"loss": 1}', b'{"loss": "0x1p99999"}'])
+def test_an_evaluation_that_cannot_be_read_hides_no_checkpoint(
+    told: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A coordinator that looks for checkpoints ended with what was raised here, each time that it was started."""
+    url = str(tmp_path / "c")
+    whole(url, 50)
+    (Path(folder_of(url, 50)) / evaluation_file.FILE).write_bytes(told)
+    (found,) = find_checkpoints(url)
+    assert found.manifest is not None
+    assert found.evaluated == {}
+    assert main(["checkpoint", "ls", url]) == 0
+    assert "complete" in capsys.readouterr().out
