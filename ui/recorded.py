@@ -4,6 +4,7 @@ import gzip
 import math
 import threading
 import time
+import zlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -226,5 +227,5 @@ def read_log(path: Path) -> list[pb.ListEventsResponse]:
     try:
         with opened(path, "rt", encoding="utf-8") as file:
             return list(of_lines(file, str(path)))
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise JobError(f"the log cannot be read: {error}", str(path), "write it with culm events --json") from error

@@ -5,6 +5,7 @@ import gzip
 import json
 import math
 import time
+import zlib
 from collections.abc import Iterator
 
 import grpc
@@ -86,8 +87,9 @@ def _lines(path: str) -> Iterator[str]:
     try:
         with opened(path, "rt", encoding="utf-8") as file:
             yield from file
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is not text"
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:  # EOFError: its compressed end is missing
+        cut = "it was cut short, or is damaged" if isinstance(error, EOFError | zlib.error) else "it is not text"
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else cut
         mend = "make one: culm events --json > FILE"
         raise JobError(f"the event log cannot be read ({reason})", path, mend) from error
 

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any, get_type_hints
@@ -10,6 +9,7 @@ from typing import Any, get_type_hints
 from culm.pipeline.errors import JobError
 from culm.pipeline.money.kinds import KINDS, Committed, Event
 from culm.pipeline.plan import Stages, stages_from_lists, stages_to_lists
+from culm.pipeline.plan_bounds import LATEST
 from culm.pipeline.text import cleaned
 from culm.protos import coordinator_pb2 as pb
 
@@ -87,7 +87,7 @@ def of_fields(kind: str, said: Mapping[str, str]) -> Event:
         return Unknown()
     try:
         values = {each.name: _value(each, _TYPES[kind][each.name], said) for each in _FIELDS[kind]}
-    except (KeyError, ValueError, TypeError, IndexError, OverflowError) as error:
+    except (KeyError, ValueError, TypeError, IndexError, OverflowError, RecursionError) as error:
         raise Unreadable(f"{type(error).__name__}: {error}") from error
     return known(**values)
 
@@ -153,18 +153,26 @@ def of_lines(lines: Iterable[str], where: str) -> Iterator[pb.ListEventsResponse
             facts = {name: str(value) for name, value in said.items() if name not in FIXED or isinstance(value, str)}
             message = pb.ListEventsResponse(
                 sequence=int(said["sequence"]),
-                time=float(said["time"]),
+                time=_moment(said["time"]),
                 kind=said["kind"],
                 text=said["text"],
                 step=int(said["step"]),
                 generation=int(said["generation"]),
             )
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            for name in ("kind", "text"):
+                facts.pop(name)
+            message.fields.update(facts)
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise JobError("this is no event", f"{where}, line {number}", "write it with culm events --json") from error
-        for name in ("kind", "text"):
-            facts.pop(name)
-        message.fields.update(facts)
         yield cleaned(message)
+
+
+def _moment(told: Any) -> float:
+    """Unix seconds. Raises ValueError for a time that cannot be: figures would be no numbers, and no clock shows it."""
+    at = float(told)
+    if not 0.0 <= at <= LATEST:
+        raise ValueError(f"{at} is no time")
+    return at
 
 
 # ---- entries of a store's stream -------------------------------------------------------------------------------------
@@ -175,12 +183,9 @@ def to_stored(message: pb.ListEventsResponse) -> dict[str, Any]:
 
 def of_stored(entry: Mapping[str, str]) -> pb.ListEventsResponse:
     """Raises KeyError or ValueError for an entry that is no event."""
-    at = float(entry["time"])
-    if not math.isfinite(at):
-        raise ValueError(f"{at} is no time")
     return pb.ListEventsResponse(
         sequence=int(entry["sequence"]),
-        time=at,
+        time=_moment(entry["time"]),
         kind=entry["kind"],
         text=entry["text"],
         step=int(entry["step"]),

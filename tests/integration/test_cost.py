@@ -1,5 +1,6 @@
 """Money on a real cluster: live figures are the replayed log's, through a lost node and a new coordinator."""
 
+import gzip
 import json
 import os
 import signal
@@ -10,9 +11,11 @@ import pytest
 from culm.__main__ import main
 from culm.local.cluster import LocalCluster
 from culm.local.training import train
+from culm.pipeline.errors import JobError
 from culm.pipeline.job import load_job
 from culm.protos import coordinator_pb2 as pb
 from culm.protos.coordinator_pb2_grpc import CoordinatorStub
+from culm.ui.recorded import read_log
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -58,8 +61,39 @@ def test_a_replayed_log_gives_the_live_figures(tmp_path: Path, capsys: pytest.Ca
     assert last.one_more.dollars_per_hour > 0.0
 
 
-def test_a_log_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+WHOLE = '{"sequence": 1, "time": 1.0, "kind": "x", "text": "x", "step": 0, "generation": 0}'
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"sequence": 1}',
+        "[" * 100_000,
+        WHOLE.replace('"sequence": 1', '"sequence": 1e999'),
+        WHOLE.replace("1.0", "NaN"),
+        WHOLE.replace("1.0", "1e300"),  # no clock shows it
+        WHOLE.replace("1.0", "-1"),
+        WHOLE.replace("}", ', "node": "\\ud800"}'),
+    ],
+    ids=["fields are missing", "deep", "an infinite number", "no time", "too late", "too early", "half a letter"],
+)
+def test_a_log_that_is_none_is_refused(line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = tmp_path / "log.jsonl"
-    log.write_text('{"sequence": 1}\n')
+    log.write_text(line + "\n")
     assert main(["cost", "--log", str(log)]) == 2
-    assert "log.jsonl, line 1" in capsys.readouterr().err
+    assert "log.jsonl, line 1: this is no event" in capsys.readouterr().err
+    with pytest.raises(JobError, match="line 1: this is no event"):
+        read_log(log)
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_compressed_log_that_is_not_whole_is_refused(
+    damaged: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = gzip.compress("".join(WHOLE.replace("1,", f"{i},") + "\n" for i in range(500)).encode())
+    log = tmp_path / "log.jsonl.gz"
+    log.write_bytes(whole[:20] + bytes(b ^ 0x5A for b in whole[20:]) if damaged else whole[: len(whole) // 2])
+    assert main(["cost", "--log", str(log)]) == 2
+    assert "it was cut short, or is damaged" in capsys.readouterr().err
+    with pytest.raises(JobError, match="the log cannot be read"):
+        read_log(log)
