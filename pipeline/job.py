@@ -218,8 +218,10 @@ def job_to_toml(job: Job) -> str:
 def _parsed(text: str, where: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        what = error if isinstance(error, tomllib.TOMLDecodeError) else "it is nested too deeply"
+    except (ValueError, RecursionError) as error:
+        # A ValueError of Python itself: it reads no number of more than 4300 digits.
+        of_python = "a number is too long" if isinstance(error, ValueError) else "it is nested too deeply"
+        what = error if isinstance(error, tomllib.TOMLDecodeError) else of_python
         raise JobError(f"this is not valid TOML: {what}", where, "correct the syntax there") from error
 
 
@@ -233,7 +235,7 @@ def _merged(content: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]
             )
         try:
             value = tomllib.loads(f"value = {text}")["value"]
-        except (tomllib.TOMLDecodeError, RecursionError):
+        except (ValueError, RecursionError):
             value = text
         table = content
         for key in keys[:-1]:

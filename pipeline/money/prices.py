@@ -18,7 +18,7 @@ from culm.pipeline.machine import Machine
 # and ``restart`` are of the first file that has them. A node whose price no file knows costs nothing, and is named.
 
 SHIPPED = Path(__file__).with_name("prices.toml")
-Dollars = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Dollars = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 KEYS = ("provider", "instance_type", "region", "zone")
 
 
@@ -75,7 +75,7 @@ class Restart(_Row):
     """What training with checkpoints and restarts is taken to need, for comparison. Seconds."""
 
     seconds: Dollars = 133.0
-    checkpoint_every: Annotated[float, Field(gt=0)] = 600.0
+    checkpoint_every: Annotated[float, Field(gt=0, le=1e9)] = 600.0
 
 
 class _File(_Row):
@@ -153,8 +153,12 @@ def _read(path: Path) -> _File:
         raise JobError(what, str(path), mend) from error
     except tomllib.TOMLDecodeError as error:
         raise JobError(f"this is no TOML: {error}", str(path), "correct the syntax there") from error
+    except RecursionError as error:
+        raise JobError("this is no TOML: it is nested too deeply", str(path), "correct the syntax there") from error
     except ValidationError as error:
         first = error.errors()[0]
         at = ".".join(str(part) for part in first["loc"])
         mend = "see docs/cost.md for what a price table holds"
         raise JobError(first["msg"][0].lower() + first["msg"][1:], f"{path}, {at}", mend) from error
+    except ValueError as error:  # of Python itself: it reads no number of more than 4300 digits
+        raise JobError("this is no TOML: a number is too long", str(path), "correct the syntax there") from error

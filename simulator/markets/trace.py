@@ -9,6 +9,7 @@
 import json
 import math
 import random
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
@@ -25,6 +26,8 @@ from culm.pipeline.errors import JobError
 
 Kind = Literal["add", "notice", "remove"]
 FORMATS = "time_ms,add|remove,node; date, time, count; or JSON lines"
+MILLISECONDS = re.compile(r"\d{1,15}", re.ASCII)
+MOST_MACHINES = 1_000_000  # at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +145,12 @@ def _events(lines: Sequence[tuple[int, str]], path: str) -> list[Change]:
     changes = []
     for number, line in lines:
         fields = [field.strip() for field in line.split(",")]
-        if len(fields) != 3 or fields[1] not in ("add", "remove") or not fields[0].isdigit() or not fields[2]:
+        if (
+            len(fields) != 3
+            or fields[1] not in ("add", "remove")
+            or not MILLISECONDS.fullmatch(fields[0])
+            or not fields[2]
+        ):
             raise _bad(f"{line!r} is no event", path, number, "write time_ms,add|remove,node")
         kind: Kind = "add" if fields[1] == "add" else "remove"
         changes.append(Change(at=int(fields[0]) / 1e3, kind=kind, node=fields[2]))
@@ -160,13 +168,14 @@ def _counts(lines: Sequence[tuple[int, str]], path: str, draw: random.Random) ->
         try:
             day, time, live = fields
             moment, wanted = datetime.fromisoformat(f"{day} {time}"), int(live)
-        except ValueError as error:
+            begin = begin or moment
+            since = (moment - begin).total_seconds()
+        except (ValueError, TypeError) as error:  # TypeError: one of two times names a time zone
             mend = f"a trace is one of: {FORMATS}"
             raise _bad(f"{line!r} is neither an event nor a count", path, number, mend) from error
-        if wanted < 0:
-            raise _bad(f"{wanted} machines cannot be", path, number, "count from 0")
-        begin = begin or moment
-        at = max(at, (moment - begin).total_seconds())  # where two recordings overlap the clock seems to go back
+        if not 0 <= wanted <= MOST_MACHINES:
+            raise _bad(f"{wanted} machines cannot be", path, number, f"count from 0, up to {MOST_MACHINES}")
+        at = max(at, since)  # where two recordings overlap the clock seems to go back
         while len(here) > wanted:
             changes.append(Change(at=at, kind="remove", node=here.pop(draw.randrange(len(here)))))
         while len(here) < wanted:

@@ -250,6 +250,7 @@ TEXTS = {
     "no TOML": ("[job\nsteps = 3", "this is not valid TOML"),
     "JSON": ('{"job": {"steps": 3}}', "this is not valid TOML"),
     "a key twice": ("[job]\nsteps = 3\nsteps = 4", "this is not valid TOML"),
+    "a number of 5000 digits": (f"x = {'9' * 5000}", "a number is too long"),
     "deep nesting": ("x = " + "[" * 5000 + "]" * 5000, "this is not valid TOML"),
 }
 

@@ -62,6 +62,10 @@ def test_an_unknown_machine_has_no_price() -> None:
         ('[[machine]]\nprovider = "aws"\nspot = 1\n', "machine.0.date"),
         ("[[machines]]\n", "machines"),
         ("[machine\n", "no TOML"),
+        ("a = " + "[" * 100_000, "nested too deeply"),
+        ("a = " + "9" * 5000, "a number is too long"),
+        ("[restart]\ncheckpoint_every = inf\n", "restart.checkpoint_every"),
+        ("[fixed]\na = 1e308\nb = 1e308\n", "fixed.a"),  # together they are no number
     ],
 )
 def test_a_bad_table_is_refused_in_one_line_that_says_where(tmp_path: Path, text: str, said: str) -> None:

@@ -75,6 +75,11 @@ def test_what_is_written_reads_back(
         ("", "the trace is empty; give one of"),
         ("0,add,node1\n5,gone,node1\n", "line 2: '5,gone,node1' is no event; write time_ms"),
         ("0,add,node1\n\n-5,remove,node1\n", "line 3: '-5,remove,node1' is no event"),
+        ("²,add,node1\n", "line 1: '²,add,node1' is no event"),
+        (f"{'9' * 400},add,node1\n", "is no event"),  # no float is so large
+        (f"{'9' * 5000},add,node1\n", "is no event"),  # Python reads no number of so many digits
+        ("2021-12-10, 13:07:45, 2\n2021-12-10, 13:07:46+00:00, 3\n", "line 2: '2021-12-10, 13:07:46+00:00, 3' is"),
+        ("2021-12-10, 13:07:45, 1000001\n", "line 1: 1000001 machines cannot be"),  # there is a name for each
         ("hello\n", "line 1: 'hello' is neither an event nor a count"),
         ("2021-12-10, 13:07:45, 2\n2021-12-10, 13:07, many\n", "line 2: '2021-12-10, 13:07, many' is neither"),
         ("2021-12-10, 13:07:45, -2\n", "line 1: -2 machines cannot be"),
