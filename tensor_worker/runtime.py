@@ -14,6 +14,7 @@ job's layers and their parameters stay where they are between two of them.
 # ``Lambda-Runtime-Deadline-Ms`` is when the service ends the process: no task begins in the last moments before.
 
 import json
+import math
 import time
 import urllib.request
 from collections.abc import Callable
@@ -61,6 +62,8 @@ def asked(body: bytes, deadline_ms: str) -> Asked:
     if not isinstance(server, str) or ":" not in server:
         raise ValueError('the event names no graph server: send {"server": "HOST:PORT", "seconds": 20.0}')
     seconds = min(float(event.get("seconds", MOST_SECONDS)), MOST_SECONDS)
+    if math.isnan(seconds):  # which is never over
+        raise ValueError('the event does not say for how long: send {"server": "HOST:PORT", "seconds": 20.0}')
     if deadline_ms:
         seconds = min(seconds, float(deadline_ms) / 1e3 - time.time() - SPARE_SECONDS)
     return Asked(server, time.monotonic() + max(seconds, 0.0))

@@ -94,6 +94,12 @@ def test_an_event_without_a_server_is_refused_in_words(body: bytes) -> None:
         asked(body, "")
 
 
+def test_an_event_that_says_for_no_time_is_refused_in_words() -> None:
+    """The worker's timer raised, and the invocation went on until the service ended the process."""
+    with pytest.raises(ValueError, match="for how long"):
+        asked(b'{"server": "127.0.0.1:1", "seconds": NaN}', "")
+
+
 def test_no_task_begins_when_the_service_is_about_to_end_the_process() -> None:
     soon = str(int((time.time() + 0.5) * 1e3))
     assert asked(b'{"server": "127.0.0.1:1", "seconds": 60}', soon).until <= time.monotonic()
