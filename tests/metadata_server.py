@@ -37,6 +37,7 @@ class MetadataServer:
         self.asked: list[str] = []  # method and path of every request, in order of arrival
         self._changed = threading.Condition()
         self._closed = False
+        self.identity = AWS_IDENTITY  # what AWS tells of the machine
         self._failing: tuple[int, bytes] | None = None
         self._hanging = False
         self._tokens: set[str] = set()
@@ -195,7 +196,7 @@ class MetadataServer:
         if request.headers.get("X-aws-ec2-metadata-token") not in self._tokens:
             return 401, b"", {}
         items = {
-            "/latest/dynamic/instance-identity/document": AWS_IDENTITY,
+            "/latest/dynamic/instance-identity/document": self.identity,
             "/latest/meta-data/instance-life-cycle": b"spot",
             "/latest/meta-data/placement/availability-zone": b"us-east-1b",
             "/latest/meta-data/spot/instance-action": self._action,

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Iterator
 
 from culm.pipeline.machine import Machine
-from culm.stage_server.notices.metadata import Answer, MetadataService, expect, json_object
+from culm.stage_server.notices.metadata import Answer, MetadataService, expect, json_object, word_of
 from culm.stage_server.notices.notice import Notice, unix_seconds
 from culm.stage_server.notices.polled import NoAnswer
 
@@ -39,7 +39,7 @@ class Aws:
         """What instance this is; NoAnswer if it is none of EC2's."""
         identity = json_object(self._get(IDENTITY, stop) or b"{}", "AWS's instance identity")
         market = (self._get(LIFE_CYCLE, stop) or b"").decode(errors="replace").strip()
-        instance_type, region, zone = (str(identity.get(k, "")) for k in ("instanceType", "region", "availabilityZone"))
+        instance_type, region, zone = (word_of(identity, k) for k in ("instanceType", "region", "availabilityZone"))
         return Machine("aws", instance_type, region, zone, market if market in ("spot", "on-demand") else "")
 
     def _get(self, path: str, stop: threading.Event) -> bytes | None:

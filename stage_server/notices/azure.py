@@ -8,7 +8,7 @@ from datetime import UTC
 from email.utils import parsedate_to_datetime
 
 from culm.pipeline.machine import Machine
-from culm.stage_server.notices.metadata import MetadataService, expect, json_object
+from culm.stage_server.notices.metadata import MetadataService, expect, json_object, word_of
 from culm.stage_server.notices.notice import Notice
 from culm.stage_server.notices.polled import NoAnswer
 
@@ -55,7 +55,7 @@ class Azure:
     def machine(self, stop: threading.Event) -> Machine:
         """What VM this is; NoAnswer if it is none of Azure's."""
         compute = json_object(self._ask(COMPUTE, stop), "Azure's instance metadata")
-        size, region, zone, priority = (str(compute.get(k, "")) for k in ("vmSize", "location", "zone", "priority"))
+        size, region, zone, priority = (word_of(compute, k) for k in ("vmSize", "location", "zone", "priority"))
         # Azure numbers the zones of a region.
         where = f"{region}-{zone}" if region and zone else ""
         return Machine("azure", size, region, where, "spot" if priority.lower() == "spot" else "on-demand")

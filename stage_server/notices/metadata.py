@@ -95,3 +95,9 @@ def json_object(body: bytes, what: str) -> dict[str, object]:
     if not isinstance(said, dict):
         raise NoAnswer(f"{what} is not a JSON object: {body[:80]!r}")
     return said
+
+
+def word_of(said: Mapping[str, object], name: str) -> str:
+    """Empty where it is no text, such as null."""
+    found = said.get(name)
+    return found if isinstance(found, str) else ""

@@ -2,8 +2,10 @@
 
 import logging
 import threading
+from dataclasses import asdict, replace
 
 from culm.pipeline.machine import Machine
+from culm.pipeline.text import LONGEST_NAME, is_name
 from culm.stage_server.notices.clouds import CLOUDS, aws_is_off
 from culm.stage_server.notices.metadata import TIMEOUT
 from culm.stage_server.notices.polled import NoAnswer
@@ -34,4 +36,15 @@ def find_machine(names: str, timeout: float = TIMEOUT) -> Machine:
     for thread in threads:
         thread.join(5 * timeout)
     answers = dict(found)
-    return next((answers[name] for name in CLOUDS if name in answers), Machine())
+    return _believable(next((answers[name] for name in CLOUDS if name in answers), Machine()))
+
+
+def _believable(machine: Machine) -> Machine:
+    """Without what is no word, or no zone's name: the coordinator would refuse the node for it, again and again."""
+    words = asdict(machine)
+    odd = {name: word for name, word in words.items() if not word.isprintable() or len(word) > LONGEST_NAME}
+    if machine.zone and not is_name(machine.zone):
+        odd["zone"] = machine.zone
+    for name, word in odd.items():
+        log.warning("the cloud's metadata service gives %.80r as this machine's %s, which is left out", word, name)
+    return replace(machine, **dict.fromkeys(odd, ""))
