@@ -65,11 +65,20 @@ def check_validity(identity: Credentials, where: Path) -> None:
         raise JobError(f"the certificate expired on {ends:%Y-%m-%d %H:%M} UTC", f"{where}/tls.crt", ANOTHER)
 
 
+def check_key(identity: Credentials, where: Path) -> None:
+    """Raises JobError for files that do not belong together: gRPC would say no more than that it cannot listen."""
+    if not _belong_together(identity):
+        what = "the key there is not that of the certificate, or ca.crt is not an authority's"
+        raise JobError(what, f"{VARIABLE}={where}", ANOTHER)
+
+
 def check_own() -> None:
     """Raises JobError where this process has certificates that are of no use."""
     where = folder()
     if where is not None:
-        check_validity(read(where), where)
+        identity = read(where)
+        check_validity(identity, where)
+        check_key(identity, where)
 
 
 def open_channel(address: str, role: str, patience: Patience = DEFAULT) -> grpc.Channel:
@@ -120,6 +129,7 @@ class Files:
 
 def _belong_together(identity: Credentials) -> bool:
     """Whether the key is the certificate's: it is not while the files are being replaced one by one."""
+    from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
     from cryptography.x509 import load_pem_x509_certificate, load_pem_x509_certificates
 
@@ -127,17 +137,19 @@ def _belong_together(identity: Credentials) -> bool:
         key = load_pem_private_key(identity.key, password=None)
         certificate = load_pem_x509_certificate(identity.certificate)
         return certificate.public_key() == key.public_key() and bool(load_pem_x509_certificates(identity.ca))
-    except ValueError:
+    except (ValueError, TypeError, UnsupportedAlgorithm):  # TypeError: the key asks for a password
         return False
 
 
 def add_port(server: Any, listen: str, insecure: bool = False) -> int:
     """Binds a server, sync or aio, and returns its port. 0 or RuntimeError if the port is taken.
 
-    Raises JobError for an address that other machines reach, unless there are certificates or ``insecure`` allows it.
+    Raises JobError for an address that other machines reach, unless there are certificates or ``insecure`` allows it;
+    and for certificates that are of no use.
     """
     where = folder()
     if where is not None:
+        check_key(read(where), where)
         files = Files(where)
         credentials = grpc.dynamic_ssl_server_credentials(
             files.configuration(),

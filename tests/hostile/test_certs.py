@@ -5,16 +5,20 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import grpc
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives import serialization
 
 from culm.local.authority import INITIAL, issue, make_authority
 from culm.pipeline.errors import JobError
 from culm.pipeline.rpc.channel import details
 from culm.pipeline.rpc.roles import CertificateHolder, identity_in
+from culm.pipeline.rpc.tls import Files, add_port, check_own
 from culm.protos import coordinator_pb2 as pb
 from culm.protos.coordinator_pb2_grpc import CoordinatorStub
 from tests.hostile.commands import in_process
@@ -169,3 +173,33 @@ def test_an_operator_of_another_run_looks_at_nothing(coordinator: Connect, autho
             continue
         with pytest.raises(grpc.RpcError, match="is for the run weekly"):
             stub.GetStatus(pb.GetStatusRequest(), timeout=PATIENCE)
+
+
+def other_key(folder: Path) -> None:
+    (folder / "tls.key").write_bytes((folder.parent / "viewer" / "tls.key").read_bytes())
+
+
+def key_with_a_password(folder: Path) -> None:
+    key = serialization.load_pem_private_key((folder / "tls.key").read_bytes(), None)
+    form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8)
+    (folder / "tls.key").write_bytes(key.private_bytes(*form, serialization.BestAvailableEncryption(b"x")))
+
+
+def no_authority(folder: Path) -> None:
+    (folder / "ca.crt").write_text("none")
+
+
+@pytest.mark.parametrize("damage", [other_key, key_with_a_password, no_authority])
+def test_a_server_with_files_that_do_not_belong_together_says_so(
+    damage: Callable[[Path], None], authority: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It said that its port was in use, or its address no address of the host."""
+    issue(authority, "viewer", "viewer", 1.0)
+    folder = issue(authority, "coordinator", "coordinator", 1.0)
+    served = Files(folder)
+    damage(folder)
+    monkeypatch.setenv("CULM_TLS_DIR", str(folder))
+    for check in (check_own, partial(add_port, grpc.server(ThreadPoolExecutor(1)), "127.0.0.1:0")):
+        with pytest.raises(JobError, match="the key there is not that of the certificate"):
+            check()
+    assert served.changed() is None, "the old ones stay in use"
