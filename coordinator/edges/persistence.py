@@ -94,6 +94,13 @@ def _layer_bytes_from(numbers: list[int]) -> LayerBytes:
     return LayerBytes(state, gradient, boundary)
 
 
+def _count(number: Any) -> int:
+    """Raises ValueError for what is none: decisions would raise at it, in each coordinator that is started."""
+    if type(number) is not int or number < 0:
+        raise ValueError(f"{str(number)[:40]!r} is not a count")
+    return number
+
+
 def from_document(document: Document, settings: Settings, term: int, now: float, leader: int = 0) -> State:
     """The state under a new term; the plan's members count as detached since now and may come back."""
     plan = plan_from_text(document["plan"]) if document["plan"] else None
@@ -122,9 +129,9 @@ def from_document(document: Document, settings: Settings, term: int, now: float,
         leader=leader,
         # A job at fault may have been mended since: a coordinator that starts again tries again.
         phase=_going_on(Phase(document["phase"]), plan),
-        era=document["era"],
-        committed=document["committed"],
-        generation=document["generation"],
+        era=_count(document["era"]),
+        committed=_count(document["committed"]),
+        generation=_count(document["generation"]),
         plan=plan,
         layer_costs=tuple(document["layer_costs"]),
         layer_seconds=tuple(document.get("layer_seconds", ())),

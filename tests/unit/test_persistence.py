@@ -228,3 +228,12 @@ def test_a_resumed_run_that_has_lost_its_checkpoint_keeps_no_plan_of_lost_nodes(
     state = told(successor_of(state), 101.0 + PATIENCE, Tick())
     assert state.phase is Phase.FAILED
     assert "resumes from another one" in state.detail
+
+
+@pytest.mark.parametrize("wrong", ["12", -1, True, None, 2.0, [1]])
+@pytest.mark.parametrize("name", ["era", "committed", "generation"])
+def test_a_state_with_a_count_that_is_none_is_not_gone_on_from(name: str, wrong: object) -> None:
+    """The next plan would raise at it, in each coordinator that is started."""
+    document = {**to_document(begin(SETTINGS)), name: wrong}
+    with pytest.raises(ValueError, match="is not a count"):
+        from_document(document, SETTINGS, 4, 0.0)
