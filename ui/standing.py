@@ -1,5 +1,6 @@
 """How a run stands, in words: its phase, what everybody has to know, and what there is when it is over. Pure."""
 
+import math
 from dataclasses import dataclass
 from datetime import UTC, tzinfo
 
@@ -47,8 +48,12 @@ def is_done(look: Look) -> bool:
 
 
 def has_price(cost: pb.GetCostResponse) -> bool:
-    """Whether there is a price of any node: without one nothing is known of what the run costs."""
-    return bool(cost.dollars) or (len(cost.nodes) > 0 and not cost.unpriced)
+    """Whether there is a price of any node: without one nothing is known of what the run costs.
+
+    Nor is it while the coordinator waits for Redis, to read what the run has cost before: its dollars are no number.
+    """
+    known = bool(cost.dollars) and not math.isnan(cost.dollars)
+    return known or (len(cost.nodes) > 0 and not cost.unpriced)
 
 
 def _made_up(cost: pb.GetCostResponse) -> str:

@@ -7,7 +7,9 @@ from zoneinfo import ZoneInfo
 
 
 def money(dollars: float) -> str:
-    """Two decimals from a dollar on, else as many as show three digits; six at most."""
+    """Two decimals from a dollar on, else as many as show three digits; six at most. A dash where nobody knows."""
+    if math.isnan(dollars):
+        return "–"
     sign, amount = "-" if dollars < 0 else "", abs(dollars)
     if amount == 0 or amount >= 1:
         return f"{sign}${amount:,.2f}"

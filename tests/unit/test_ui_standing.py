@@ -1,12 +1,15 @@
 """How a run stands, in words."""
 
+import math
 from dataclasses import replace
 
 from culm.pipeline.money.codec import of_message
 from culm.protos import coordinator_pb2 as pb
 from culm.ui.look import Look
 from culm.ui.recorded import Replay
+from culm.ui.screens.cost import told
 from culm.ui.standing import alerts, is_done, is_over, result, standing
+from culm.ui.words import money
 from tests.unit.test_ui_history import ALONE, START, a_run_with_a_lost_node, event, plan
 
 
@@ -51,6 +54,14 @@ def test_a_finished_run_is_a_success_whoever_has_gone() -> None:
         assert standing(each).tone == "good"
         assert "steps, after 11 s" in standing(each).told
         assert not [words for tone, words in alerts(each) if tone in ("bad", "leaving")]
+
+
+def test_while_nobody_knows_what_a_run_has_cost_no_money_is_told() -> None:
+    waits = replace(look(DONE), cost=pb.GetCostResponse(dollars=math.nan))  # until Redis is read
+    assert standing(waits).told == "5 steps, after 11 s"
+    assert dict(result(waits))["cost"] == "no price is known"
+    assert told(waits)[-1] == ("Lost to interruptions", "–", "")
+    assert money(math.nan) == "–"
 
 
 def test_what_there_is_of_a_finished_run() -> None:

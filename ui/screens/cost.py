@@ -72,7 +72,7 @@ def told(look: Look) -> list[markup.Figure]:
         (of.priced.capitalize(), worth(of.price(cost.dollars_per_thousand_samples), known and cost.samples > 0), ""),
         *([tokens] if of is STEPS else []),
         ("Transfer", worth(cost.transfer_dollars, known), f"{size(cost.crossing_bytes)} between zones"),
-        ("Lost to interruptions", worth(lost, known), f"{lost / cost.dollars:.1%} of it" if cost.dollars else ""),
+        ("Lost to interruptions", worth(lost, known), f"{lost / cost.dollars:.1%} of it" if cost.dollars > 0 else ""),
     ]
 
 
