@@ -7,6 +7,7 @@ from culm.ui.words import clock, moment, money, span
 
 DAY = 86_400.0
 SAME = 0.005  # share of a step: a smaller change is none
+LATEST = datetime(9999, 12, 30, tzinfo=UTC).timestamp()  # the last moment with a date, in every zone
 
 
 def seconds_in_words(forecast: pb.Forecast) -> str:
@@ -26,8 +27,11 @@ def dollars_in_words(forecast: pb.Forecast) -> str:
 
 
 def end_in_words(forecast: pb.Forecast, at: float, zone: tzinfo | None = UTC) -> str:
-    """Such as ``15:04:10 (14:55:02 to 15:16:31)``, with days where ``at`` is another day; empty: not known."""
-    if not forecast.HasField("ends_at"):
+    """Such as ``15:04:10 (14:55:02 to 15:16:31)``, with days where ``at`` is another day; empty: not known.
+
+    Or beyond all dates: a job may ask for 10**12 steps, to train until somebody stops it.
+    """
+    if not forecast.HasField("ends_at") or forecast.ends_at.high > LATEST:
         return ""
     zone = zone or datetime.now().astimezone().tzinfo or UTC
     each = forecast.ends_at

@@ -39,6 +39,13 @@ def test_a_forecast_in_words() -> None:
     assert seconds_in_words(pb.Forecast()) == dollars_in_words(pb.Forecast()) == end_in_words(pb.Forecast(), 0.0) == ""
 
 
+def test_an_end_beyond_all_dates_is_not_told() -> None:
+    forecast, far = pb.Forecast(seconds=estimate(3e11, 2.9e11, 3.1e11), why="by hand"), NOON + 3e11
+    forecast.ends_at.CopyFrom(estimate(far, far, far))
+    lines = forecast_lines(pb.GetCostResponse(as_of=NOON, forecast=forecast))
+    assert lines == ["to the end      3472222 d 5 h (3356481 d 11 h to 3587962 d 23 h): by hand"]
+
+
 SOONER = pb.NodeChange(node="n0", step_ratio=0.8, dollars_per_hour=0.5, seconds=-600.0, dollars=0.4, why="by hand")
 
 
