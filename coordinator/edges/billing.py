@@ -11,6 +11,7 @@ from culm.coordinator.state import Node, Phase, State
 from culm.pipeline.errors import JobError
 from culm.pipeline.money import kinds
 from culm.pipeline.money.ledger import USES, Ledger
+from culm.pipeline.money.lives import Life
 from culm.pipeline.money.prices import PriceTable, load_prices
 from culm.pipeline.resources import Resources
 
@@ -31,6 +32,9 @@ class Billing:
         self._prices = load_prices(path)
         self._changed_at = self._file_time()  # 0: there is no file
         self._tariff: kinds.Tariff | None = None  # the one on record
+        # Incarnations whose price on record was compared with the present table. A leader begins with none: the price
+        # may be that of a leader with another table.
+        self._compared: set[tuple[str, int]] = set()
         # The nodes as they were the last time. One that has gone since is billed from here: the state forgot it.
         self._seen: Mapping[str, Node] = {}
         self._members: object = None  # what changes with them
@@ -55,6 +59,7 @@ class Billing:
             if here is None or here.incarnation != node.incarnation:
                 yield from self._usage(node)
                 self._reported.pop((node.node, node.incarnation), None)
+                self._compared.discard((node.node, node.incarnation))
         self._begun = now if self._begun is None else self._begun
         if now >= self._next:
             self._next = now + min(max((now - self._begun) / SHARE, FIRST_SECONDS), LAST_SECONDS)
@@ -122,7 +127,8 @@ class Billing:
         return price.per_gb_second if price is not None else None
 
     def _priced(self, state: State, ledger: Ledger) -> Iterator[Record]:
-        changed = self._reread()
+        if self._reread():
+            self._compared.clear()
         tariff = kinds.Tariff(
             fixed_per_hour=self._prices.fixed_per_hour,
             restart_seconds=self._prices.restart.seconds,
@@ -133,10 +139,12 @@ class Billing:
             yield Record(tariff, f"the run costs {self._prices.fixed_per_hour:.4f} $/h beside its nodes")
         for node in state.nodes.values():
             life = ledger.life_of(node.node)
-            if life is None or life.incarnation != node.incarnation or (life.priced and not changed):
+            key = node.node, node.incarnation
+            if life is None or life.incarnation != node.incarnation or (life.priced and key in self._compared):
                 continue
             priced = _price(self._prices, node)
-            if priced is not None and not (life.priced and life.per_hour == priced.per_hour):
+            self._compared.add(key)
+            if priced is not None and not _is_on_record(priced, life):
                 machine = node.machine
                 what = " ".join(getattr(machine, f.name) for f in fields(machine) if getattr(machine, f.name))
                 yield Record(priced, f"{node.node} ({what}) costs {priced.per_hour:g} $/h")
@@ -159,6 +167,13 @@ class Billing:
             return Path(self._path).stat().st_mtime_ns if self._path else 0
         except OSError:
             return 0
+
+
+def _is_on_record(priced: kinds.Priced, life: Life) -> bool:
+    """All of it: what a gigabyte costs, or the machine on demand, may change and the machine's price stay."""
+    per_gb = {"zones": priced.per_gb_zones, "regions": priced.per_gb_regions}
+    told = (priced.per_hour, priced.on_demand_per_hour, per_gb)
+    return life.priced and told == (life.per_hour, life.on_demand, life.per_gb)
 
 
 def _price(prices: PriceTable, node: Node) -> kinds.Priced | None:

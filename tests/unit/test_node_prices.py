@@ -1,5 +1,6 @@
 """What the coordinator's decisions know of prices, and what they change."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -87,6 +88,37 @@ def test_the_ledger_tells_what_the_state_does_not_know() -> None:
     state, _ = advance(state, Priced(news), 0.0)
     assert billing.news(state, ledger) == {}
     assert billing.news(replace(state, nodes={"n0": replace(node, incarnation=2)}), ledger) == {}
+
+
+def test_what_changes_in_the_table_counts_also_where_the_machines_price_stays(tmp_path: Path) -> None:
+    """A price for transfer comes later. Then the coordinator starts again, with the right price of the machine."""
+    path, dated = tmp_path / "prices.toml", 'date = 2026-11-01\nsource = "here"\n'
+    machine = '[[machine]]\nprovider = "aws"\non_demand = 3.0\nspot = '
+    transfer = f'[[transfer]]\nprovider = "AWS"\nbetween = "zones"\nper_gb = 0.5\n{dated}'
+    state, ledger = joined(begin(Settings(stages=1, microbatches=1, steps=1)), "n0", "a"), Ledger()
+
+    def take(event: kinds.Joined | kinds.Priced) -> None:
+        ledger.take(Entry(sequence=1, time=0.0, kind=event.kind, text="", step=0, generation=0, event=event))
+
+    def price(billing: Billing, now: float) -> list[tuple[float, float]]:
+        events = [record.event for record in billing.records(state, ledger, now)]
+        found = [event for event in events if isinstance(event, kinds.Priced)]
+        for event in found:
+            take(event)
+        return [(event.per_hour, event.per_gb_zones) for event in found]
+
+    take(kinds.Joined(node="n0", incarnation=1))
+    path.write_text(f"{machine}1.0\n{dated}")
+    billing = Billing(str(path))
+    assert price(billing, 0.0) == [(1.0, 0.02)], "the shipped table knows what a gigabyte costs"
+    path.write_text(f"{machine}1.0\n{dated}{transfer}")
+    os.utime(path, ns=(1, 1))
+    assert price(billing, 10.0) == [(1.0, 0.5)]
+    assert price(billing, 20.0) == []
+    path.write_text(f"{machine}2.0\n{dated}{transfer}")
+    again = Billing(str(path))
+    assert price(again, 0.0) == [(2.0, 0.5)], "the node has stayed, at a price of the table before"
+    assert price(again, 10.0) == []
 
 
 def test_the_job_asks_for_value_and_no_bit_depends_on_it() -> None:
