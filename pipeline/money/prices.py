@@ -117,12 +117,12 @@ class PriceTable:
     def per_gb(self, provider: str, between: str) -> float:
         """Dollars for a gigabyte between zones or between regions; 0 where nothing is known."""
         rows = (row for file in self._files for row in file.transfer)
-        return next((r.per_gb for r in rows if r.provider == provider.lower() and r.between == between), 0.0)
+        return next((r.per_gb for r in rows if r.provider.lower() == provider.lower() and r.between == between), 0.0)
 
     def function(self, provider: str) -> FunctionPrice | None:
         """The row of the provider's function service, or None."""
         rows = (row for file in self._files for row in file.function)
-        return next((row for row in rows if row.provider == provider.lower()), None)
+        return next((row for row in rows if row.provider.lower() == provider.lower()), None)
 
     @property
     def fixed_per_hour(self) -> float:

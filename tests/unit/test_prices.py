@@ -47,6 +47,16 @@ def test_the_row_with_the_most_keys_counts_and_the_users_file_comes_first(tmp_pa
     assert on_demand.on_demand == 3.06
 
 
+def test_a_provider_is_the_same_however_it_is_written(tmp_path: Path) -> None:
+    text = f'[[transfer]]\nprovider = "AWS"\nbetween = "zones"\nper_gb = 0.5\n{DATED}'
+    text += f'[[function]]\nprovider = "AWS"\nper_gb_second = 0.25\n{DATED}'
+    prices = load_prices(table(tmp_path, text))
+    assert [prices.per_gb(name, "zones") for name in ("aws", "AWS")] == [0.5, 0.5], "not the shipped price"
+    function = prices.function("Aws")
+    assert function is not None
+    assert function.per_gb_second == 0.25
+
+
 def test_an_unknown_machine_has_no_price() -> None:
     assert load_prices().machine(Machine()) is None
     assert load_prices().machine(Machine("aws", "z9.huge", "us-east-1", "", "spot")) is None
