@@ -93,7 +93,7 @@ def row(run: Run) -> dict[str, object]:
         "samples/s": cost.samples / cost.seconds if cost.seconds else None,
         "goodput": cost.useful_seconds / cost.seconds if cost.seconds else None,
         "incidents": len(history.incidents),
-        "most nodes": len({node.node for node in cost.nodes}),
+        "most nodes": max((count for _, count in history.population), default=0),
     }
 
 

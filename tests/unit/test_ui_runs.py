@@ -29,6 +29,13 @@ def test_every_log_is_a_run_and_a_bad_one_says_so(folder: Path) -> None:
     assert (told["first"]["steps"], told["first"]["incidents"], told["first"]["seconds"]) == (5, 1, 11.0)
 
 
+def test_nodes_that_take_each_others_place_are_as_many_as_there_were_at_once(folder: Path) -> None:
+    run = next(run for run in Runs(folder).all() if run.name == "first")
+    assert row(run)["most nodes"] == 3
+    run.look.history.population[:] = [(1.0, 1), (2.0, 0), (3.0, 1)]
+    assert row(run)["most nodes"] == 1
+
+
 def test_a_run_without_a_price_has_no_cost(folder: Path) -> None:
     assert row(Runs(folder).all()[0])["dollars"] is None
 
