@@ -19,10 +19,14 @@ def cost_figures(
     lives: Lives,
     steps: TrainedSteps,
     interruptions: Interruptions,
+    lost_seconds: float,
     usage: Usage,
     history: History,
 ) -> pb.GetCostResponse:
-    """At ``at`` in unix seconds; the money is what was spent by then. ``done``: that was the run's end."""
+    """At ``at`` in unix seconds; the money is what was spent by then. ``done``: that was the run's end.
+
+    ``lost_seconds``: to interruptions, with those that are not over.
+    """
     cost = pb.GetCostResponse(
         as_of=at,
         done=done,
@@ -46,7 +50,7 @@ def cost_figures(
     for x in interruptions.charged:
         cost.interruptions.add(kind=x.kind, time=x.time, step=x.step, node=x.node, seconds=x.seconds, dollars=x.dollars)
     if steps.begun is not None:
-        _add_training(cost, at - steps.begun, lives, steps, interruptions, history)
+        _add_training(cost, at - steps.begun, lives, steps, lost_seconds, history)
     return cost
 
 
@@ -55,12 +59,12 @@ def _add_training(
     seconds: float,
     lives: Lives,
     steps: TrainedSteps,
-    interruptions: Interruptions,
+    lost_seconds: float,
     history: History,
 ) -> None:
     """``seconds``: since the first plan."""
     cost.seconds, cost.chunks = seconds, steps.chunks
-    cost.useful_seconds = max(0.0, seconds - interruptions.lost_seconds)
+    cost.useful_seconds = max(0.0, seconds - lost_seconds)
     cost.samples, cost.tokens = steps.counted() * steps.samples, steps.counted() * steps.tokens
     if cost.samples:
         cost.dollars_per_thousand_samples = 1e3 * cost.dollars / cost.samples

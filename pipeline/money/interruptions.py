@@ -82,19 +82,23 @@ class Interruptions:
         Returns whether it was a calm one.
         """
         if self.pending:
-            calm = median(self.calm) if self.calm else 0.0
-            self._charge(began, max(0.0, seconds - calm), dollars / seconds if seconds > 0 else 0.0)
+            self._charge(self.lost_in_step(began, seconds), dollars / seconds if seconds > 0 else 0.0)
             return False
         if follows:
             self.calm.append(seconds)
         return follows
 
-    def _charge(self, began: float, lost: float, dollars_per_second: float) -> None:
-        rollbacks = [p for p in self.pending if p.kind == "rollback"]
-        causes = rollbacks[-1:] or list(self.pending)
-        if rollbacks:
+    def lost_in_step(self, began: float, seconds: float) -> float:
+        """Of a step that began then, was held up, and has taken so long, pauses apart."""
+        lost = max(0.0, seconds - (median(self.calm) if self.calm else 0.0))
+        if any(p.kind == "rollback" for p in self.pending):
             since = [x for x in self.charged if x.time >= began and x.kind != "pause"]
             lost = max(0.0, lost - sum(x.seconds for x in since))
+        return lost
+
+    def _charge(self, lost: float, dollars_per_second: float) -> None:
+        rollbacks = [p for p in self.pending if p.kind == "rollback"]
+        causes = rollbacks[-1:] or list(self.pending)
         share = lost / len(causes)
         for cause in causes:
             self._keep(

@@ -336,11 +336,23 @@ class Ledger:
             lives=self._lives,
             steps=self._steps,
             interruptions=self._interruptions,
+            lost_seconds=self._interruptions.lost_seconds + self._being_lost(at),
             usage=self._usage,
             history=self._history,
         )
         cost.forecast.CopyFrom(self._forecast(at, done))
         return cost
+
+    def _being_lost(self, at: float) -> float:
+        """Seconds of what is charged only once it is over: a pause, and a step that is held up, or is not to end."""
+        began, interruptions = self._steps.since, self._interruptions
+        if began is None:
+            return 0.0
+        pausing = at - max(self._paused.time, began.time) if self._paused is not None else 0.0
+        if not (interruptions.pending or self._over or self._waits):
+            return pausing
+        seconds = at - began.time - interruptions.pauses_since(began.time)[0] - pausing
+        return pausing + interruptions.lost_in_step(began.time, seconds)
 
     def _forecast(self, at: float, done: bool) -> pb.Forecast:
         """Of the rest of the run. Nothing of it is part of what was spent."""
