@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 from culm.commands.run import read_job, try_out
@@ -10,7 +11,7 @@ from culm.local.played_market import choice_of, drive, predict, rehearsed, show
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job
 from culm.simulator.markets.job_profile import Profile, of_job, read_profile
-from culm.simulator.markets.trace import hastened, read_trace
+from culm.simulator.markets.trace import Change, hastened, read_trace
 from culm.simulator.markets.workload import SPOT
 from culm.terminal import flags, interrupts
 
@@ -66,11 +67,7 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
 def replay(arguments: argparse.Namespace) -> int:
     trace = read_trace(arguments.trace)
     end = arguments.hours * 3600.0 if arguments.hours is not None else trace[-1].at
-    changes = hastened([change for change in trace if change.at <= end], arguments.speed, arguments.burst)
-    rest = end - max((change.at for change in trace if change.at <= end), default=0.0)
-    seconds = (changes[-1].at if changes else 0.0) + rest / arguments.speed
-    if not seconds > 0:
-        raise JobError("no time of the trace is left to replay", "--hours", "give more than 0")
+    changes, seconds = played(trace, end, arguments.speed, arguments.burst)
     job = read_job(arguments.job, arguments.set)
     machines = arguments.machines or job.pipeline.stages + 2
     begins_with = min(machines, sum(change.kind == "add" and change.at == 0.0 for change in trace))
@@ -93,6 +90,18 @@ def replay(arguments: argparse.Namespace) -> int:
     else:
         show(predicted, measured)
     return 0
+
+
+def played(trace: Sequence[Change], end: float, speed: float, burst: float) -> tuple[list[Change], float]:
+    """The trace up to ``end`` as it is played, and how many seconds that takes. An hour costs what the trace's does."""
+    taken = [change for change in trace if change.at <= end]
+    changes = hastened(taken, speed, burst)
+    rest = end - (taken[-1].at if taken else 0.0)
+    seconds = (changes[-1].at if changes else 0.0) + rest / speed
+    if not seconds > 0:
+        raise JobError("no time of the trace is left to replay", "--hours", "give more than 0")
+    dearer = end / seconds
+    return [replace(c, price=c.price * dearer if c.price is not None else None) for c in changes], seconds
 
 
 def _profile(job: Job, path: str | None) -> Profile:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from culm.commands.replay import played
 from culm.coordinator.state import BulksBefore
 from culm.pipeline.errors import JobError
 from culm.simulator.markets.trace import Change, at_most, bulks_before, hastened, read_trace, write_trace
@@ -125,6 +126,17 @@ def test_a_hastened_trace_shortens_its_pauses_and_keeps_its_bursts() -> None:
     # Within a second of one another: as they were. Of 100 s one stays, and the other 99 pass in 0.99.
     played = [change.at for change in hastened(names, 100.0, burst=1.0)]
     assert played == pytest.approx([0.0, 0.5, 2.49, 3.49, 14.48])
+
+
+def test_a_replay_costs_what_the_hours_of_its_trace_cost() -> None:
+    """A trace that has prices itself was replayed at a hundredth of them."""
+    trace = [Change(at=0.0, kind="add", node="a", price=0.9), Change(at=3600.0, kind="add", node="b")]
+    changes, seconds = played(trace, 7200.0, 100.0, 0.0)
+    assert seconds == pytest.approx(72.0)
+    first, second = changes
+    assert first.price is not None
+    assert first.price * seconds == pytest.approx(0.9 * 7200.0)
+    assert (second.at, second.price) == (36.0, None)
 
 
 def test_of_each_bulk_its_share_of_the_machines_is_told() -> None:
