@@ -162,7 +162,7 @@ def _refuse(value: float, name: str) -> None:
 
 
 def _known_price(kind: str, path: str) -> float:
-    rows = [x for x in load_prices(path).rows() if x.instance_type.lower() == kind.lower() and x.spot is not None]
+    rows = load_prices(path).spot_rows(kind)
     if not rows:
         mend = "give a number, or a table that has it, with --prices (culm prices ls shows what is known)"
         raise JobError(f"the spot price of {kind} is not known", "--machine", mend)

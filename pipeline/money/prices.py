@@ -102,6 +102,12 @@ class PriceTable:
                 return max(rows, key=lambda row: row.keys)
         return None
 
+    def spot_rows(self, instance_type: str) -> list[MachinePrice]:
+        """Those of the type, wherever it is, that have a spot price: of the first file that has any."""
+        kind = instance_type.lower()
+        each = ([x for x in f.machine if x.instance_type.lower() == kind and x.spot is not None] for f in self._files)
+        return next(filter(None, each), [])
+
     def rows(self) -> list[MachinePrice]:
         """All of them, the user's first."""
         return [row for file in self._files for row in file.machine]

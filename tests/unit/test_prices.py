@@ -57,6 +57,14 @@ def test_a_provider_is_the_same_however_it_is_written(tmp_path: Path) -> None:
     assert function.per_gb_second == 0.25
 
 
+def test_a_plan_takes_a_types_price_of_the_users_table(tmp_path: Path) -> None:
+    text = f'[[machine]]\nprovider = "aws"\ninstance_type = "p3.2xlarge"\nspot = 1.5\n{DATED}'
+    dearer = load_prices(table(tmp_path, text))
+    assert [row.spot for row in dearer.spot_rows("P3.2xlarge")] == [1.5], "not the lower one of the shipped table"
+    assert 0.91 in [row.spot for row in load_prices().spot_rows("p3.2xlarge")]
+    assert dearer.spot_rows("abacus") == []
+
+
 def test_an_unknown_machine_has_no_price() -> None:
     assert load_prices().machine(Machine()) is None
     assert load_prices().machine(Machine("aws", "z9.huge", "us-east-1", "", "spot")) is None
