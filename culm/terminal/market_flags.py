@@ -3,6 +3,7 @@
 import argparse
 import random
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -208,4 +209,15 @@ def _drawn(
         for i, name in enumerate(names)
         if name in wanted
     ]
-    return zoned(seed, zones, seconds, notice)
+    return in_turn(zoned(seed, zones, seconds, notice))
+
+
+def in_turn(changes: Sequence[Change]) -> list[Change]:
+    """The machines of the beginning, from all zones in turn: whoever takes fewer than there are has some of each."""
+    first, seen = [x for x in changes if x.kind == "add" and x.at == 0.0], Counter[str]()
+
+    def number(change: Change) -> int:
+        seen[change.zone] += 1
+        return seen[change.zone]
+
+    return [*sorted(first, key=number), *(x for x in changes if x.kind != "add" or x.at > 0.0)]

@@ -20,6 +20,7 @@ from culm.simulator.markets.random_market import Zone, shifted, zoned
 from culm.simulator.markets.run_setup import Choice
 from culm.simulator.markets.trace import Change
 from culm.simulator.markets.ways import Way, ways
+from culm.terminal.market_flags import in_turn
 from tests.unit.planned import PROFILE, way_of
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits_mlp.toml"
@@ -113,6 +114,16 @@ def test_ways_that_end_in_no_market_make_room_for_those_that_do() -> None:
     found = [looks(way_of(n, n, "lazy", 100), 1.0, 1.0, done=0.0) for n in range(2, 30)]
     found.append(looks(way_of(40, 40, "lazy", 100), 9.0, 99.0))
     assert found[-1].way in short_list(found)
+
+
+def test_whoever_takes_fewer_machines_than_there_are_has_some_of_each_zone() -> None:
+    """With 4 to 8 machines in two zones the plan had all of 4 in the zone that was named first."""
+    zones = [Zone(name=name, machines=4, price=1.0, lost_per_hour=0.1) for name in "ba"]
+    market = zoned(7, zones, 1e5)
+    coming = in_turn(market)
+    assert [change.zone for change in coming[:8]] == ["b", "a"] * 4
+    assert sorted(map(repr, coming)) == sorted(map(repr, market))
+    assert [x for x in coming if x.at > 0.0] == [x for x in market if x.at > 0.0]
 
 
 def test_a_run_that_does_not_end_counts_as_not_done() -> None:
