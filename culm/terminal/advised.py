@@ -115,7 +115,7 @@ class Advised:
     def _ten(self) -> list[Outlook]:
         """Of ways that differ in their copies or checkpoints alone the best one."""
         nearest: dict[Way, Outlook] = {}
-        for x in sorted(self.found, key=lambda x: (x is not self.chosen, -x.done, x.cost * x.days)):
+        for x in sorted(self.found, key=lambda x: (x is not self.chosen, -x.done, x.cost * x.days, x.days)):
             nearest.setdefault(replace(x.way, checkpoint_steps=0, copies=0, standby=""), x)
         return list(nearest.values())[:10]
 

@@ -128,9 +128,9 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
 def best(found: Sequence[Outlook], deadline_days: float | None = None) -> Outlook | None:
     """The cheapest that is done within the deadline; without one, where dollars times days are fewest.
 
-    None if no way ends in every market. Of equals the one with the fewest machines.
+    None if no way ends in every market. Of equals the one with the fewest days, and then with the fewest machines.
     """
-    sure = [x for x in found if x.done == 1.0 and (deadline_days is None or x.days_range[1] <= deadline_days)]
+    sure = [x for x in found if x.done == 1.0 and not _is_late(x, deadline_days)]
     return min(sure, key=lambda x: _worth(x, deadline_days), default=None)
 
 
@@ -139,8 +139,14 @@ def next_best(found: Sequence[Outlook], chosen: Outlook, deadline_days: float | 
     return best([x for x in found if apart(x.way, chosen.way) not in ([], ["checkpoints"])], deadline_days)
 
 
-def _worth(x: Outlook, deadline_days: float | None) -> tuple[float, int]:
-    return (x.cost * x.days if deadline_days is None else x.cost), x.way.machines
+def _is_late(x: Outlook, deadline_days: float | None) -> bool:
+    """Whether fewer than nine of ten markets end by the deadline."""
+    return deadline_days is not None and x.days_range[1] > deadline_days
+
+
+def _worth(x: Outlook, deadline_days: float | None = None) -> tuple[float, float, int]:
+    """What is to be least. Machines of one's own may cost nothing: then days alone count."""
+    return (x.cost * x.days if deadline_days is None else x.cost), x.days, x.way.machines
 
 
 def in_order(found: Sequence[Outlook], deadline_days: float | None = None) -> list[Outlook]:
@@ -172,7 +178,7 @@ def others(chosen: Outlook, found: Sequence[Outlook]) -> list[tuple[str, Outlook
         for x in found:
             if apart(x.way, chosen.way) == [name]:
                 better = values.get(said(x.way), x)
-                values[said(x.way)] = min(better, x, key=lambda x: x.cost * x.days)
+                values[said(x.way)] = min(better, x, key=_worth)
         nearest = list(values.items())
         if name in _NUMBERS:
             number = _NUMBERS[name]

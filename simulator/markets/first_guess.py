@@ -83,11 +83,11 @@ class Guess:
     dollars: float
     rollbacks: float  # of a run
 
-    def worth(self, deadline_seconds: float | None) -> tuple[bool, float, int]:
-        """What is to be least."""
+    def worth(self, deadline_seconds: float | None) -> tuple[bool, float, float, int]:
+        """What is to be least. Machines of one's own may cost nothing: then time alone counts."""
         if deadline_seconds is None:
-            return False, self.dollars * self.seconds, self.way.machines
-        return self.seconds > deadline_seconds, self.dollars, self.way.machines
+            return False, self.dollars * self.seconds, self.seconds, self.way.machines
+        return self.seconds > deadline_seconds, self.dollars, self.seconds, self.way.machines
 
 
 @dataclass(frozen=True)

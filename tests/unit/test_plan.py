@@ -14,7 +14,7 @@ from culm.pipeline.errors import JobError
 from culm.pipeline.job import load_job
 from culm.simulator.markets.advice import Outlook, best, next_best, outlook, placed, short_list, simulate, why
 from culm.simulator.markets.culm_run import CulmRun
-from culm.simulator.markets.first_guess import Conditions
+from culm.simulator.markets.first_guess import Conditions, Guess
 from culm.simulator.markets.job_profile import Cluster, Layer, profile_to_json, read_profile
 from culm.simulator.markets.random_market import Zone, shifted, zoned
 from culm.simulator.markets.run_setup import Choice
@@ -114,6 +114,14 @@ def test_ways_that_end_in_no_market_make_room_for_those_that_do() -> None:
     found = [looks(way_of(n, n, "lazy", 100), 1.0, 1.0, done=0.0) for n in range(2, 30)]
     found.append(looks(way_of(40, 40, "lazy", 100), 9.0, 99.0))
     assert found[-1].way in short_list(found)
+
+
+def test_of_machines_that_cost_nothing_the_fastest_way_is_the_best() -> None:
+    found = [looks(SMALL, 4.0, 0.0), looks(LARGE, 2.0, 0.0)]
+    assert best(found) is found[1]
+    assert best(found, deadline_days=10.0) is found[1]
+    guesses = [Guess(way=x.way, seconds=x.days, dollars=0.0, rollbacks=0.0) for x in found]
+    assert min(guesses, key=lambda x: x.worth(None)).way is LARGE
 
 
 def test_whoever_takes_fewer_machines_than_there_are_has_some_of_each_zone() -> None:
