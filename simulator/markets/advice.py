@@ -153,7 +153,7 @@ def in_order(found: Sequence[Outlook], deadline_days: float | None = None) -> li
     """The best first; those that do not always end, or not in time, last."""
     return sorted(
         found,
-        key=lambda x: (-x.done, deadline_days is not None and x.days > deadline_days, _worth(x, deadline_days)),
+        key=lambda x: (-x.done, _is_late(x, deadline_days), _worth(x, deadline_days)),
     )
 
 

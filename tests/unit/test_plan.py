@@ -124,6 +124,13 @@ def test_of_machines_that_cost_nothing_the_fastest_way_is_the_best() -> None:
     assert min(guesses, key=lambda x: x.worth(None)).way is LARGE
 
 
+def test_ways_that_are_often_late_make_room_for_those_that_are_not() -> None:
+    late = [looks(way_of(n, n, "lazy", 100), 9.0, 1.0) for n in range(2, 30)]  # up to 10.8 days
+    sure = looks(way_of(40, 40, "lazy", 100), 8.0, 99.0)
+    assert best([*late, sure], deadline_days=10.0) is sure
+    assert sure.way in short_list([*late, sure], deadline_days=10.0)
+
+
 def test_whoever_takes_fewer_machines_than_there_are_has_some_of_each_zone() -> None:
     """With 4 to 8 machines in two zones the plan had all of 4 in the zone that was named first."""
     zones = [Zone(name=name, machines=4, price=1.0, lost_per_hour=0.1) for name in "ba"]
