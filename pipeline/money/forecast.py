@@ -117,11 +117,14 @@ def forecast(
     if not waits:
         _set(found.ends_at, [at + x for x in values])
     unpriced = [life.node for life in lives.open.values() if not life.priced]
-    if len(unpriced) < len(lives.open):
+    # While a run waits nodes may go. Those that are left cost less than all that it goes on with.
+    gone_nodes = max(0, steps.owners - len(lives.open)) if waits else 0
+    if len(unpriced) < len(lives.open) and not gone_nodes:
         transfer = left * usage.transfer_dollars / max(1, steps.counted())
         _set(found.dollars, [x * dollars_per_hour / HOUR + transfer for x in values])
     of_present = f", {calm.present.steps} of them of the present shape" if calm.present.steps < known.steps else ""
-    said = [f"from {known.steps} calm steps{of_present}", _counted(len(charged)), _prices(unpriced, len(lives.open))]
+    said = [f"from {known.steps} calm steps{of_present}", _counted(len(charged))]
+    said.append(_away(gone_nodes) if gone_nodes else _prices(unpriced, len(lives.open)))
     found.why = "; ".join(filter(None, [*said, waits]))
     return found
 
@@ -145,6 +148,11 @@ def _counted(interruptions: int) -> str:
     if not interruptions:
         return "no interruption so far, so none is expected"
     return "1 interruption" if interruptions == 1 else f"{interruptions} interruptions"
+
+
+def _away(nodes: int) -> str:
+    are = "1 node that ran a stage is" if nodes == 1 else f"{nodes} nodes that ran stages are"
+    return f"{are} gone, and nobody knows what the next cost"
 
 
 def _prices(unpriced: Sequence[str], nodes: int) -> str:

@@ -129,6 +129,18 @@ def test_a_paused_run_has_a_rest_and_no_end() -> None:
     assert found.ends_at.expected == pytest.approx(START + 595)
 
 
+def test_a_paused_run_whose_nodes_go_costs_no_less_for_that() -> None:
+    """Nodes are let go one by one, and the rest seemed to cost what those cost that were left."""
+    log = calm_run()
+    log.happens(40, "paused", 6)
+    assert log.figures(41).forecast.HasField("dollars")
+    log.happens(42, "left", 6, node="n1")
+    found = log.figures(43).forecast
+    assert found.HasField("seconds")
+    assert not found.HasField("dollars")
+    assert "1 node that ran a stage is gone, and nobody knows what the next cost; the run is paused" in found.why
+
+
 def test_without_a_price_there_are_no_dollars() -> None:
     found = of(calm_run(priced=False), 45)
     assert found.seconds.expected == pytest.approx(50.0)
