@@ -16,6 +16,7 @@ from culm.terminal.progress import counted
 if TYPE_CHECKING:
     import torch
 
+    from culm.pipeline.tensors.pytrees import Pytree
     from culm.pipeline.user_code.forwards import Forwards
 
 ROUNDS = 5
@@ -67,6 +68,7 @@ def measure(job: Job, rounds: int) -> Profile:
     """Medians of so many microbatches, after one to warm up. Raises JobError for a model that does not run."""
     import torch
 
+    from culm.pipeline.tensors.pytrees import mapped
     from culm.pipeline.user_code.data import microbatches_of
     from culm.pipeline.user_code.devices import device_of
     from culm.pipeline.user_code.forwards import Forwards
@@ -80,7 +82,8 @@ def measure(job: Job, rounds: int) -> Profile:
     backward: list[list[float]] = [[] for _ in model]
     sizes = [0] * len(model)
     for number in range(rounds + 1):
-        x, target = (part.to(device) for part in data.microbatch(0, 0, number % job.pipeline.microbatches))
+        parts = data.microbatch(0, 0, number % job.pipeline.microbatches)
+        x, target = (mapped(lambda tensor: tensor.to(device), part) for part in parts)
         for index, ahead, back, size in _passes(model, source.loss, x, target, Forwards(job)):
             sizes[index] = size
             if number:  # the first one warms up
@@ -96,37 +99,44 @@ def measure(job: Job, rounds: int) -> Profile:
 
 
 def _passes(
-    model: "list[torch.nn.Module]", loss: object, x: "torch.Tensor", target: "torch.Tensor", forwards: "Forwards"
+    model: "list[torch.nn.Module]", loss: object, x: "Pytree", target: "Pytree", forwards: "Forwards"
 ) -> Iterator[tuple[int, float, float, int]]:
     """Index, seconds forward and backward, bytes passed on, of each layer for one microbatch; the last one first."""
     import torch
 
-    kept: list[tuple[torch.Tensor, torch.Tensor, float]] = []
+    from culm.pipeline.tensors.pytrees import mapped, tensors_in
+
+    def received(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.detach().requires_grad_() if tensor.is_floating_point() or tensor.is_complex() else tensor
+
+    kept: list[tuple[list[torch.Tensor], list[torch.Tensor], float]] = []
     for index, layer in enumerate(model):
-        if index > 0 and (x.is_floating_point() or x.is_complex()):
-            x = x.detach().requires_grad_()
-        began = _now(x)
+        if index > 0:
+            x = mapped(received, x)
+        began = _now(tensors_in(x))
         y = forwards.run(layer, x, 0)
         if index == len(model) - 1:
             with forwards.precision():
                 y = loss(y, target)  # type: ignore[operator]
-        kept.append((x, y, _now(y) - began))
+        kept.append((tensors_in(x), tensors_in(y), _now(tensors_in(y)) - began))
         x = y
-    gradient: torch.Tensor | None = None
+    gradients: list[torch.Tensor | None] = [None]  # of what a layer passed on, as its tensors come; of the loss: none
     for index in reversed(range(len(model))):
-        x, y, seconds = kept[index]
-        began = _now(y)
-        if y.requires_grad and (gradient is not None or y.dim() == 0):
-            torch.autograd.backward(y, gradient)
-        yield index, seconds, _now(y) - began, y.numel() * y.element_size()
-        gradient = x.grad
+        given, passed, seconds = kept[index]
+        began = _now(passed)
+        pairs = zip(passed, gradients, strict=True)
+        told = [(y, g) for y, g in pairs if y.requires_grad and (g is not None or y.dim() == 0)]
+        if told:
+            torch.autograd.backward([y for y, _ in told], [g for _, g in told])
+        yield index, seconds, _now(passed) - began, sum(y.numel() * y.element_size() for y in passed)
+        gradients = [tensor.grad for tensor in given]
 
 
-def _now(tensor: "torch.Tensor") -> float:
+def _now(tensors: "list[torch.Tensor]") -> float:
     import time
 
-    if tensor.is_cuda:
+    if tensors and tensors[0].is_cuda:
         import torch
 
-        torch.cuda.synchronize(tensor.device)
+        torch.cuda.synchronize(tensors[0].device)
     return time.perf_counter()

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
+from culm.commands.profile import measure
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job
 from culm.pipeline.user_code.check import check_job
@@ -206,6 +207,15 @@ def job_of(stages: int, layers: str = "layers", splits: bool = False, pipelines:
     return job.model_copy(
         update={"model": model, "data": data, "pipeline": job.pipeline.model_copy(update=more), "train": of_train}
     )
+
+
+def test_each_layer_is_measured_whatever_it_hands_on() -> None:
+    """culm profile, and with it culm plan and culm replay, ended in a traceback: a dict has no numel."""
+    found = measure(job_of(1), 1)
+    assert len(found.layers) == len(layers(2))
+    assert all(layer.forward > 0.0 and layer.activation_bytes > 0 for layer in found.layers)
+    embed, attend = found.layers[:2]
+    assert attend.activation_bytes > embed.activation_bytes, "hidden, mask, bias, and skip as well"
 
 
 @pytest.mark.parametrize("splits", [False, True], ids=["1f1b", "zb-h1"])
