@@ -75,6 +75,10 @@ class Account:
     _step_began: tuple[float, float] = (0.0, 0.0)  # when, and what had been paid by then
     _value: float = 0.0  # samples/s for each $/h, times seconds
 
+    def has_trained(self, most: float) -> bool:
+        """Whether a job of so many steps is done. What is counted in parts may add up to a trifle less."""
+        return self.steps >= most * (1.0 - 1e-12)
+
     def at_rate(self, rate: float, now: float, most: float, samples: float) -> None:
         """Up to ``now`` so many steps a second, of so many samples each, until there are ``most``."""
         steps, left = rate * (now - self.now), most - self.steps

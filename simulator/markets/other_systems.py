@@ -89,7 +89,7 @@ class Peer:
 
     def run(self, seconds: float) -> Row:
         """Until so many seconds, or the run's steps, are done."""
-        while self._account.steps < self._work.steps and self._clock.next_at <= seconds and self._clock.step():
+        while not self._account.has_trained(self._work.steps) and self._clock.next_at <= seconds and self._clock.step():
             pass
         self._clock.now = max(self._clock.now, seconds)
         self._pass()
@@ -100,7 +100,7 @@ class Peer:
 
     def _changed(self, change: Change) -> None:
         self._pass()
-        if self._account.steps >= self._work.steps:
+        if self._account.has_trained(self._work.steps):
             return
         if change.kind == "add":
             self._account.rent(change.node, change.price if change.price is not None else self._spot)
@@ -113,7 +113,7 @@ class Peer:
 
     def _comes(self, name: str) -> None:
         self._pass()
-        if name in self._account.rented:
+        if name in self._account.rented and not self._account.has_trained(self._work.steps):
             self._ready.add(name)
             # Nodes that make no whole pipeline more are taken in with the next lost node, where they are of use.
             more = rate(self._work, len(self._ready), any_nodes=False)

@@ -46,7 +46,7 @@ class Rerouting:
 
     def run(self, seconds: float) -> Row:
         """Until so many seconds, or the run's steps, are done."""
-        while self._account.steps < self._work.steps and self._clock.next_at <= seconds and self._clock.step():
+        while not self._account.has_trained(self._work.steps) and self._clock.next_at <= seconds and self._clock.step():
             pass
         self._clock.now = max(self._clock.now, seconds)
         self._pass()
@@ -57,7 +57,7 @@ class Rerouting:
 
     def _changed(self, change: Change) -> None:
         self._pass()
-        if self._account.steps >= self._work.steps:
+        if self._account.has_trained(self._work.steps):
             return
         if change.kind == "add":
             self._account.rent(change.node, change.price if change.price is not None else self._spot)
@@ -71,7 +71,7 @@ class Rerouting:
 
     def _comes(self, name: str) -> None:
         self._pass()
-        if name not in self._account.rented or self._account.steps >= self._work.steps:
+        if name not in self._account.rented or self._account.has_trained(self._work.steps):
             return
         self._idle.append(name)
         here = len(self._idle) + len(self._place)
