@@ -85,6 +85,12 @@ def draws_in_backward(name: str, generator: str, where: str) -> JobError:
     return JobError(what, where, mend)
 
 
+def writes_gradient(name: str, where: str) -> JobError:
+    """The error for a backward, or a hook in it, that changes the gradient it is given: an heir may still need it."""
+    what = f"{name} writes into the gradient that it is given"
+    return JobError(what, where, "let a Function or a hook return a new tensor, and write into no gradient")
+
+
 def uses_stranger(layer: str, shape: tuple[int, ...]) -> JobError:
     """The error for a tensor that waits for a gradient, and that no optimizer knows."""
     what = f"{layer} uses a tensor of shape {list(shape)} that requires a gradient and is no parameter of the layer"

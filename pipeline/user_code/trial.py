@@ -33,6 +33,7 @@ from culm.pipeline.user_code.refusals import (
     names_buffer_twice,
     returned_odd,
     uses_stranger,
+    writes_gradient,
     writes_over,
 )
 from culm.pipeline.user_code.streams import drawn_between, generator_states, seed_all
@@ -294,13 +295,16 @@ def leaves_behind(outputs: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 def run_backward(
     outputs: Sequence[torch.Tensor], name: str, where: str, ends: Sequence[torch.Tensor] | None = None
 ) -> None:
-    """Backward with gradients that are the same for tensors of the same shapes. Raises JobError if it draws numbers.
+    """Backward with gradients that are the same for tensors of the same shapes.
+
+    Raises JobError if it draws numbers, or writes into the gradients.
 
     ``ends``: where it goes to, as each half of a backward that is split says it; all of them have the same bits.
     """
     # Not of ones alone: through a softmax, or a norm, their gradient is zero whatever came before.
     draws = torch.Generator().manual_seed(0)
     gradients = [torch.randn(y.shape, generator=draws).to(y.dtype) if y.dim() else None for y in outputs]
+    kept = [gradient.clone() if gradient is not None else None for gradient in gradients]
     before = generator_states()
     try:
         torch.autograd.backward(outputs, gradients, inputs=ends)
@@ -309,6 +313,8 @@ def run_backward(
     drawn = drawn_between(before, generator_states())
     if drawn:
         raise draws_in_backward(name, drawn, where)
+    if not all(g is None or k is None or same_bits(g, k) for g, k in zip(gradients, kept, strict=True)):
+        raise writes_gradient(name, where)
 
 
 def _kind(buffer: torch.Tensor) -> Any:

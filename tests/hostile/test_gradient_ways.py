@@ -12,6 +12,7 @@ from culm.oracle.plain_loop import run_plain
 from culm.pipeline.errors import JobError
 from culm.pipeline.user_code.check import check_job
 from culm.pipeline.user_code.model import ModelSource
+from tests.hostile.models import Wrapped
 from tests.hostile.stages import job_of_parts, train
 
 
@@ -270,3 +271,38 @@ def test_a_microbatch_on_which_nothing_trains_is_refused_as_in_one_process(cuts:
         run_plain(job)
     with pytest.raises(JobError, match="the model's output has no graph"):
         train(job, cuts, False)
+
+
+class HalvedBack(torch.autograd.Function):
+    """Its backward writes into what the next layer's has given."""
+
+    @staticmethod
+    def forward(_: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 0.5
+
+    @staticmethod
+    def backward(_: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0].mul_(0.5)
+
+
+class HalvingHook(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = super().forward(x)
+        if y.requires_grad:
+            y.register_hook(lambda gradient: gradient.mul_(0.5))  # type: ignore[no-untyped-call]
+        return y
+
+
+def written_by_a_function() -> list[nn.Module]:
+    return [linear(), Wrapped(HalvedBack.apply), head()]
+
+
+def written_by_a_hook() -> list[nn.Module]:
+    return [linear(), HalvingHook(8, 8), head()]
+
+
+@pytest.mark.parametrize("layers", ["written_by_a_function", "written_by_a_hook"])
+def test_a_backward_that_writes_into_the_gradient_that_it_is_given_is_refused(layers: str) -> None:
+    """A node keeps that for an heir, who would begin with what is left of it."""
+    with pytest.raises(JobError, match=r"backward of layer 1 \(\w+\) writes into the gradient that it is given"):
+        check_job(job_of_parts(__name__, layers, "dataset"))
