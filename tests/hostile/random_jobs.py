@@ -70,13 +70,15 @@ class Head(nn.Module):
     def __init__(self, sizes: tuple[int, ...], samples: int, way: int) -> None:
         super().__init__()
         self.sizes, self.samples, self.way = sizes, samples, way
-        self.inner = nn.ModuleList(nn.Linear(size, samples * CLASSES, bias=i == 0) for i, size in enumerate(sizes))
+        self.inner = nn.ModuleList(nn.Linear(size, samples * CLASSES, bias=False) for size in sizes)
+        self.bias = nn.Parameter(torch.zeros(CLASSES))
 
     def forward(self, given: Any) -> Any:
         tensors = tensors_in(given)
-        dtype = self.inner[0].weight.dtype
-        parts = [layer(real(each).flatten().to(dtype)) for layer, each in zip(self.inner, tensors, strict=True)]
-        scores = torch.stack(parts).sum(0).view(self.samples, CLASSES)
+        parts = [
+            layer(real(each).flatten().to(self.bias.dtype)) for layer, each in zip(self.inner, tensors, strict=True)
+        ]
+        scores = torch.stack(parts).sum(0).view(self.samples, CLASSES) + self.bias
         if self.way == 0:
             return scores
         return scores, *(each for each in tensors if each.numel()), scores[:, 1:]

@@ -71,9 +71,9 @@ class Attention(nn.Module):
         self.inner, self.mask = nn.MultiheadAttention(width, heads, batch_first=True), mask
 
     def forward(self, x: Tensor) -> Tensor:
-        masks = {"none": None, "bool": torch.ones(x.shape[1], x.shape[1]).triu(1).bool()}
-        masks["float"] = torch.zeros(x.shape[1], x.shape[1], dtype=x.dtype).masked_fill(masks["bool"], float("-inf"))
-        y: Tensor = self.inner(x, x, x, attn_mask=masks[self.mask], need_weights=self.mask == "float")[0]
+        later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+        masks = {"bool": later, "float": torch.zeros(later.shape, dtype=x.dtype).masked_fill(later, float("-inf"))}
+        y: Tensor = self.inner(x, x, x, attn_mask=masks.get(self.mask), need_weights=self.mask == "float")[0]
         return y
 
 
@@ -201,8 +201,9 @@ class Checkpointed(nn.Module):
 
 
 def parametrized(draw: Random, x: Tensor) -> nn.Module:
-    kinds = (nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.spectral_norm)
-    return draw.choice(kinds)(linear(draw, x))  # type: ignore[no-untyped-call]
+    kinds: Any = (nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.spectral_norm)
+    layer: nn.Module = draw.choice(kinds)(linear(draw, x))
+    return layer
 
 
 def within(draw: Random, x: Tensor) -> nn.Module:

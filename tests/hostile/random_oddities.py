@@ -94,6 +94,10 @@ def own_function(draw: Random, x: Tensor) -> nn.Module:
 # ---- hooks -----------------------------------------------------------------------------------------------------------
 
 
+def _halved(_: nn.Module, given: Any, __: Any) -> Any:
+    return tuple(gradient * 0.5 for gradient in given if gradient is not None)
+
+
 class Hooked(nn.Module):
     """Hooks that change gradients: of its input, of its output, or of a parameter."""
 
@@ -102,13 +106,13 @@ class Hooked(nn.Module):
         self.inner, self.where = inner, where
         if where == "parameter":
             for parameter in inner.parameters():
-                parameter.register_hook(lambda g: g * 0.5)
+                parameter.register_hook(lambda g: g * 0.5)  # type: ignore[no-untyped-call]
         if where == "module":
-            inner.register_full_backward_hook(lambda m, given, made: tuple(g * 0.5 for g in given if g is not None))
+            inner.register_full_backward_hook(_halved)
 
     def forward(self, x: Tensor) -> Any:
         if self.where == "input" and x.requires_grad:
-            x.register_hook(lambda g: g * 0.5)
+            x.register_hook(lambda g: g * 0.5)  # type: ignore[no-untyped-call]
         y = self.inner(x)
         if self.where == "output" and y.requires_grad:
             y.register_hook(lambda g: g * 0.5)
@@ -135,14 +139,14 @@ class Running(nn.Module):
         self.way = way
 
     def forward(self, x: Tensor) -> Any:
-        mean: Any = self.get_buffer("mean")
+        mean = self.get_buffer("mean")
         with torch.no_grad():
             new = x.detach().float().mean(tuple(range(x.dim() - 1)))
             if self.way == "before":
                 mean.lerp_(new, 0.3)
             if self.way == "replaced":
                 self.mean = mean + new * 0.1
-            self.count += 1
+            self.get_buffer("count").add_(1)
         y = x - self.get_buffer("mean")
         if self.way == "after":
             mean.add_(new * 0.1)

@@ -128,7 +128,7 @@ class Cleared(nn.Module):
     """Gives a view of memory that is written by way of another view."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = (x * 1.0).unflatten(1, (2, -1))
+        y = (x * 1.0).view(len(x), 2, -1)
         y[:, 0] = 0.0
         return y
 
