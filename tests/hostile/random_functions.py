@@ -139,8 +139,8 @@ VIEWS: tuple[Callable[[Tensor], Any], ...] = (
     lambda x: x.roll(1, -1),
     lambda x: x.narrow(-1, 1, x.shape[-1] - 1),
     lambda x: x.as_strided((x.shape[0], x.shape[-1] - 1), (x.stride(0), x.stride(-1)), 1),
-    lambda x: x.unfold(-1, 3, 2),
-    lambda x: x.unfold(1, 2, 1),
+    lambda x: x.unfold(-1, 2, 2),  # of elements that share memory a later write has other bits where it is cut
+    lambda x: x.unfold(1, 2, 2),
     lambda x: x.squeeze(),
     lambda x: x.unsqueeze(0),
     lambda x: x.unsqueeze(1),

@@ -112,6 +112,7 @@ class Hooked(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         if self.where == "input" and x.requires_grad:
+            x = x.view_as(x)  # an earlier layer may use that very tensor too, whose hook a cut would keep from its part
             x.register_hook(lambda g: g * 0.5)  # type: ignore[no-untyped-call]
         y = self.inner(x)
         if self.where == "output" and y.requires_grad:
