@@ -38,6 +38,16 @@ def is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     return all(stride >= 0 for stride in strides)
 
 
+def overlaps(tensor: torch.Tensor) -> bool:
+    """Whether several of its elements are one in memory, as those of an unfolded tensor are."""
+    reach = 1
+    for stride, size in sorted((stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+        if size > 1 and stride < reach:
+            return True
+        reach += (size - 1) * stride
+    return False
+
+
 def span(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
     """Elements from the first to the last in memory, of a tensor that is not empty."""
     return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))

@@ -85,6 +85,12 @@ def draws_in_backward(name: str, generator: str, where: str) -> JobError:
     return JobError(what, where, mend)
 
 
+def writes_into_overlap(layer: str) -> JobError:
+    """The error for a layer that writes into elements of which several are one: a copy's gradient has other bits."""
+    what = f"{layer} writes into its input, in which several elements are one in memory"
+    return JobError(what, "model.layers", "let the layer before it return a copy (.contiguous())")
+
+
 def writes_gradient(name: str, where: str) -> JobError:
     """The error for a backward, or a hook in it, that changes the gradient it is given: an heir may still need it."""
     what = f"{name} writes into the gradient that it is given"

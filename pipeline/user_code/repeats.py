@@ -36,7 +36,7 @@ from culm.pipeline.checkpoints.digest import hash_layer
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job
 from culm.pipeline.tensors.bits import digest_of
-from culm.pipeline.tensors.layout import copy_of, is_plain
+from culm.pipeline.tensors.layout import copy_of, is_plain, overlaps
 from culm.pipeline.tensors.pytrees import NotAPytree, Pytree, mapped, refuse_unsendable, tensors_in
 from culm.pipeline.user_code.forwards import Forwards, precision_of
 from culm.pipeline.user_code.imports import RAISED, described
@@ -49,6 +49,7 @@ from culm.pipeline.user_code.refusals import (
     changes_parameter,
     reads_late,
     returned_odd,
+    writes_into_overlap,
 )
 from culm.pipeline.user_code.sharing import kept_between, tensors_of
 from culm.pipeline.user_code.streams import seed_all, stream_seed
@@ -110,6 +111,8 @@ def _first_sweep(source: ModelSource, job: Job, a: Sample, b: Sample) -> Firsts:
         before = attributes_of(layer)
         again = trial.run_exchanged(a.x, a.seed(job, index), of_a.bits)
         after = attributes_of(layer)
+        if any(overlaps(tensor) for place, tensor in enumerate(tensors_in(a.x)) if place in of_a.memory.written):
+            raise writes_into_overlap(name)
         sharers.refuse_writing(name, of_a.memory.written, "model.layers")
         giver = Giver(name, partial(_needs_output, source, job, index, trained, a, of_a.bits))
         sharers = sharers.after(giver, len(tensors_in(of_a.output)), of_a.memory)

@@ -147,6 +147,19 @@ def test_a_layer_may_give_a_view_whose_memory_it_has_written_by_another_one(spli
         assert train(job, cuts, splits) == plain, f"cut at {cuts}"
 
 
+def unfolded() -> list[nn.Module]:
+    head = [nn.Linear(8, 16), Wrapped(lambda x: x.unfold(1, 2, 1)), nn.Hardswish(inplace=True)]
+    return [*head, nn.Flatten(), nn.Linear(30, 4)]
+
+
+def test_a_layer_that_writes_into_elements_that_are_one_is_refused() -> None:
+    """Cut before it, the gradients of these had other bits."""
+    with pytest.raises(
+        JobError, match=r"Hardswish\) writes into its input, in which several elements are one"
+    ):
+        check_job(job_of_parts(__name__, "unfolded", "of_rows"))
+
+
 def expanded() -> list[nn.Module]:
     """The last layer but one takes no expanded tensor, and is given one."""
     head = [nn.Linear(8, 1), Wrapped(lambda x: x.expand(-1, 6)), Wrapped(lambda x: x.view(-1))]
