@@ -3,6 +3,7 @@
 # Kernels choose their way by more than shape, dtype and strides, and another way has other bits:
 #
 #     conjugate, negative     torch puts both off: a bit of the tensor says so, and its memory holds other numbers
+#     view                    torch lays the gradient of one that is written out like the memory behind it
 #     address                 from one that is no multiple of 16 bytes MKL multiplies and adds up in another order; it
 #                             asks for 64 where bits are to be the same. torch gives memory at multiples of 64, but a
 #                             view such as x[:, 1:] begins elsewhere
@@ -33,9 +34,12 @@ def between_layers(output: Pytree) -> Pytree:
 
 def _between_layers(tensor: torch.Tensor) -> torch.Tensor:
     tensor = as_sent(tensor)
-    # Of a view whose memory was written by way of another one torch remakes ``grad_fn`` when somebody asks for it.
-    # ``register_hook`` does not ask, and crashes (torch 2.13).
+    # A parameter that is handed on gets no hook: each forward would add another one to it.
     if tensor.requires_grad and tensor.grad_fn is not None:
+        # A layer that writes into a view would have autograd lay the gradient out like the memory behind it, and one
+        # that writes into what was sent like the view. Nor may a hook be put on a view before somebody has asked for
+        # its ``grad_fn``, where its memory was written by way of another one: torch 2.13 crashes.
+        tensor = copy_of(tensor) if tensor._is_view() else tensor
         tensor.register_hook(_gradient_as_sent)  # type: ignore[no-untyped-call]
     return tensor
 

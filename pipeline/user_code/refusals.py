@@ -91,6 +91,13 @@ def writes_into_overlap(layer: str) -> JobError:
     return JobError(what, "model.layers", "let the layer before it return a copy (.contiguous())")
 
 
+def hooks_input(layer: str) -> JobError:
+    """The error for a layer with a hook on the very tensor that it is given: a layer before it may use that, too."""
+    what = f"{layer} registers a hook on its input, which would see the gradients of other layers' uses of it as well"
+    mend = "register it on a tensor of the layer's own, such as x = x.view_as(x)"
+    return JobError(what, "model.layers", mend)
+
+
 def writes_gradient(name: str, where: str) -> JobError:
     """The error for a backward, or a hook in it, that changes the gradient it is given: an heir may still need it."""
     what = f"{name} writes into the gradient that it is given"

@@ -29,6 +29,7 @@ from culm.pipeline.user_code.refusals import (
     changes_parameter,
     draws_in_backward,
     gives_sparse,
+    hooks_input,
     mend_of_chance,
     names_buffer_twice,
     returned_odd,
@@ -144,6 +145,8 @@ class Trial:
         given = mapped(copy_of, leaf)
         inputs = Written(given)
         y = self._output(given, seed)
+        if any(tensor._backward_hooks for tensor in tensors_in(given)):
+            raise hooks_input(self._name)
         self._refuse_changes(versions)
         outputs = tensors_in(y)
         # A copy: a buffer may lie in the output's memory, and the next run writes into buffers.

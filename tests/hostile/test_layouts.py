@@ -13,6 +13,8 @@ from culm.oracle.plain_loop import run_plain
 from culm.pipeline.checkpoints.layer_file import read_layer, write_layer
 from culm.pipeline.checkpoints.manifest import Manifest
 from culm.pipeline.errors import JobError
+from culm.pipeline.tensors.as_sent import between_layers
+from culm.pipeline.tensors.layout import copy_of
 from culm.pipeline.tensors.values import Value
 from culm.pipeline.tensors.wire import Assembler, chunks, header_of
 from culm.pipeline.user_code.check import check_job
@@ -124,6 +126,73 @@ def test_a_layer_may_write_into_a_view_that_is_copied(splits: bool) -> None:
         assert train(job, cuts, splits) == plain, f"cut at {cuts}"
 
 
+def test_the_gradient_of_a_view_that_is_written_lies_as_where_a_cut_is() -> None:
+    """autograd laid it out like the memory behind the view, and kernels add up in the order of memory."""
+    found: list[tuple[int, ...]] = []
+    for is_cut in (False, True):
+        x = torch.randn(3, 4, 5, requires_grad=True) * 1.0
+        x.register_hook(lambda gradient: found.append(gradient.stride()))  # type: ignore[no-untyped-call]
+        y = between_layers(x.movedim(-1, 0))
+        received = y.detach().requires_grad_()
+        written = nn.functional.elu_(copy_of(received) if is_cut else y)
+        if is_cut:
+            torch.autograd.backward(y, torch.autograd.grad(written, received, torch.ones(5, 3, 4)))
+        else:
+            written.backward(torch.ones(5, 3, 4))
+    assert found[0] == found[1]
+
+
+class Uses(nn.Module):
+    """Hands its input on beside what it makes of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.inner(x), x
+
+
+class Halves(nn.Module):
+    """Halves the gradient of what it is given: of its own use alone, where that is a view."""
+
+    def __init__(self, own: bool) -> None:
+        super().__init__()
+        self.own = own
+
+    def forward(self, given: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        made, x = given
+        x = x.view_as(x) if self.own else x
+        if x.requires_grad:
+            x.register_hook(lambda gradient: gradient * 0.5)  # type: ignore[no-untyped-call]
+        return made + x
+
+
+def hooked(own: bool) -> list[nn.Module]:
+    return [nn.Linear(8, 8), Uses(), Halves(own), nn.Linear(8, 4)]
+
+
+def hooked_itself() -> list[nn.Module]:
+    return hooked(own=False)
+
+
+def hooked_view() -> list[nn.Module]:
+    return hooked(own=True)
+
+
+def test_a_hook_on_what_a_layer_before_uses_too_is_refused_but_on_a_view_of_it() -> None:
+    """It saw the gradient of both uses, and where a cut lay between them of one."""
+    with pytest.raises(
+        JobError, match=r"layer 2 \(Halves\) registers a hook on its input.*; register it on a tensor of"
+    ):
+        check_job(job_of_parts(__name__, "hooked_itself", "of_rows"))
+    job = job_of_parts(__name__, "hooked_view", "of_rows")
+    check_job(job)
+    plain = run_plain(job).sha256
+    for cuts in combinations(range(1, 4), 1):
+        assert train(job, cuts, False) == plain, f"cut at {cuts}"
+
+
 class Cleared(nn.Module):
     """Gives a view of memory that is written by way of another view."""
 
@@ -154,9 +223,7 @@ def unfolded() -> list[nn.Module]:
 
 def test_a_layer_that_writes_into_elements_that_are_one_is_refused() -> None:
     """Cut before it, the gradients of these had other bits."""
-    with pytest.raises(
-        JobError, match=r"Hardswish\) writes into its input, in which several elements are one"
-    ):
+    with pytest.raises(JobError, match=r"Hardswish\) writes into its input, in which several elements are one"):
         check_job(job_of_parts(__name__, "unfolded", "of_rows"))
 
 
