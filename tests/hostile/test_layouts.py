@@ -138,7 +138,7 @@ def test_the_gradient_of_a_view_that_is_written_lies_as_where_a_cut_is() -> None
         if is_cut:
             torch.autograd.backward(y, torch.autograd.grad(written, received, torch.ones(5, 3, 4)))
         else:
-            written.backward(torch.ones(5, 3, 4))
+            torch.autograd.backward(written, torch.ones(5, 3, 4))
     assert found[0] == found[1]
 
 
