@@ -209,3 +209,35 @@ def test_a_document_of_a_version_that_moved_the_step_behind_its_pause_is_read() 
     for event in log.events[-4:]:
         ledger.take(of_message(event))
     assert ledger.figures(START + 3658) == log.figures(3658)
+
+
+def test_time_is_lost_while_a_pause_lasts_and_while_nobody_is_there_to_train() -> None:
+    """On demand a run seemed the dearer the longer it was paused, and its goodput came back."""
+
+    def calm(log: Log) -> None:
+        log.joins(0, "n0")
+        log.joins(0, "n1")
+        log.plan(10)
+        for step in range(4):  # five seconds a step
+            log.commits(15 + 5 * step, step)
+
+    def useful(log: Log, at: float) -> tuple[float, float]:
+        cost = log.figures(at)
+        assert cost.on_demand_dollars == pytest.approx(2 * 1.08 * cost.useful_seconds / 3600)
+        return cost.seconds, cost.useful_seconds
+
+    log = Log()
+    calm(log)
+    assert useful(log, 33) == (23.0, 23.0), "a step goes on"
+    log.happens(33, "paused", 4, who="ada")
+    assert useful(log, 1033) == (1023.0, 23.0)
+    log.happens(1033, "unpaused", 4, who="ada")
+    log.loses(1034, "n1", 4)
+    assert useful(log, 1044) == (1034.0, 25.0), "all beyond the five seconds of a calm step"
+    log.commits(1044, 4)
+    assert useful(log, 1044) == (1034.0, 25.0), "as it is charged"
+    for kind, words in (("rollback", {"step": "2", "why": "no copy"}), ("failed", {})):
+        log = Log()
+        calm(log)
+        log.happens(31, kind, 4, **words)
+        assert useful(log, 2000)[1] == {"rollback": 15.0, "failed": 25.0}[kind]

@@ -1,6 +1,5 @@
 """Preemption notices are told once, from each cloud and from a file, and no metadata service can do harm."""
 
-import json
 import logging
 import queue
 import threading
@@ -382,29 +381,6 @@ def test_closing_ends_a_request_that_hangs(name: str, cloud: MetadataServer) -> 
 )
 def test_every_cloud_tells_what_machine_this_is(name: str, machine: Machine, cloud: MetadataServer) -> None:
     assert find_machine(name, timeout=PATIENCE) == machine
-
-
-@pytest.mark.parametrize(
-    ("identity", "machine"),
-    [
-        ({"instanceType": None, "region": 3, "availabilityZone": ["a"]}, Machine("aws", "", "", "", "spot")),
-        (
-            {"instanceType": "x" * 10_000, "region": "us\x1b[2J", "availabilityZone": "Zone A"},
-            Machine("aws", "", "", "", "spot"),
-        ),
-        ({"instanceType": "p3.2xlarge", "availabilityZone": "../a"}, Machine("aws", "p3.2xlarge", "", "", "spot")),
-    ],
-)
-def test_what_a_cloud_says_and_no_machine_has_is_left_out(
-    identity: dict[str, object],
-    machine: Machine,
-    cloud: MetadataServer,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """The coordinator would refuse the node for it: the user saw a node that dialled for ever."""
-    cloud.identity = json.dumps(identity).encode()
-    assert find_machine("aws", timeout=PATIENCE) == machine
-    assert "\x1b" not in caplog.text
 
 
 def test_nobody_is_asked_what_machine_this_is_unless_allowed(cloud: MetadataServer) -> None:
