@@ -8,9 +8,9 @@
 #                             asks for 64 where bits are to be the same. torch gives memory at multiples of 64, but a
 #                             view such as x[:, 1:] begins elsewhere
 #
-# Of a tensor that was sent neither is left (``wire.Assembler`` sees to the address). So it is that between all layers,
-# and so is its gradient: whether a cut lies there must not matter. Samples and parameters' gradients are as well, and
-# so are layers when they are built.
+# Of a tensor that was sent none of these is left (``wire.Assembler`` sees to the address). So it is that between all
+# layers, and so is its gradient: whether a cut lies there must not matter. Samples and parameters' gradients are as
+# well, and so are layers when they are built.
 
 import torch
 from torch import nn
@@ -34,12 +34,13 @@ def between_layers(output: Pytree) -> Pytree:
 
 def _between_layers(tensor: torch.Tensor) -> torch.Tensor:
     tensor = as_sent(tensor)
+    if tensor._is_view():
+        # Where a layer writes into a view autograd lays the gradient out like the memory behind it, or lets nobody
+        # write; into what was sent it may. Nor may a hook be put on a view before somebody has asked for its
+        # ``grad_fn``, where its memory was written by way of another one: torch 2.13 crashes.
+        tensor = copy_of(tensor)
     # A parameter that is handed on gets no hook: each forward would add another one to it.
     if tensor.requires_grad and tensor.grad_fn is not None:
-        # A layer that writes into a view would have autograd lay the gradient out like the memory behind it, and one
-        # that writes into what was sent like the view. Nor may a hook be put on a view before somebody has asked for
-        # its ``grad_fn``, where its memory was written by way of another one: torch 2.13 crashes.
-        tensor = copy_of(tensor) if tensor._is_view() else tensor
         tensor.register_hook(_gradient_as_sent)  # type: ignore[no-untyped-call]
     return tensor
 

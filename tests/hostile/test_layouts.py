@@ -142,6 +142,35 @@ def test_the_gradient_of_a_view_that_is_written_lies_as_where_a_cut_is() -> None
     assert found[0] == found[1]
 
 
+class Half(nn.Module):
+    """Gives a view that was made without a graph, into which autograd lets nobody write."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            return x.chunk(2, 1)[0]
+
+
+class Scales(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mul_(self.weight)
+
+
+def written_without_graph() -> list[nn.Module]:
+    return [Half(), Scales(), nn.Linear(4, 4)]
+
+
+def test_a_view_without_a_graph_may_be_written_as_where_a_cut_is() -> None:
+    job = job_of_parts(__name__, "written_without_graph", "of_rows")
+    check_job(job)
+    plain = run_plain(job).sha256
+    for cuts in ((), (1,), (2,), (1, 2)):
+        assert train(job, cuts, False) == plain, f"cut at {cuts}"
+
+
 class Uses(nn.Module):
     """Hands its input on beside what it makes of it."""
 
