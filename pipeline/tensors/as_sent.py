@@ -32,13 +32,20 @@ def between_layers(output: Pytree) -> Pytree:
     return mapped(_between_layers, output)
 
 
+def both_as_sent(tensor: torch.Tensor) -> torch.Tensor:
+    """The same numbers, and so its gradient's. A view stays one."""
+    return _with_gradient(as_sent(tensor))
+
+
 def _between_layers(tensor: torch.Tensor) -> torch.Tensor:
     tensor = as_sent(tensor)
-    if tensor._is_view():
-        # Where a layer writes into a view autograd lays the gradient out like the memory behind it, or lets nobody
-        # write; into what was sent it may. Nor may a hook be put on a view before somebody has asked for its
-        # ``grad_fn``, where its memory was written by way of another one: torch 2.13 crashes.
-        tensor = copy_of(tensor)
+    # Where a layer writes into a view autograd lays the gradient out like the memory behind it, or lets nobody write;
+    # into what was sent it may. Nor may a hook be put on a view before somebody has asked for its ``grad_fn``, where
+    # its memory was written by way of another one: torch 2.13 crashes.
+    return _with_gradient(copy_of(tensor) if tensor._is_view() else tensor)
+
+
+def _with_gradient(tensor: torch.Tensor) -> torch.Tensor:
     # A parameter that is handed on gets no hook: each forward would add another one to it.
     if tensor.requires_grad and tensor.grad_fn is not None:
         tensor.register_hook(_gradient_as_sent)  # type: ignore[no-untyped-call]

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from culm.pipeline.tensors.as_sent import as_sent, between_layers
+from culm.pipeline.tensors.as_sent import as_sent, between_layers, both_as_sent
 from culm.pipeline.user_code.graph.layer import EDGE, VERTEX, GraphLayer
 from culm.pipeline.user_code.streams import seed_all, stream_seed
 
@@ -50,7 +50,7 @@ def seeded(seed_of: Callable[[str], int]) -> Callable[[GraphLayer, str, tuple[to
         seed_all(seed_of(function))
         # A name of its own for each argument: what its uses within the function give is added up before anything that
         # comes from outside, as where a worker does it. And all of it, and its gradients, as if it were sent to one.
-        found: Any = getattr(layer, function)(*(between_layers(x.view_as(x)) for x in arguments))
+        found: Any = getattr(layer, function)(*(both_as_sent(x.view_as(x)) for x in arguments))
         # If it is no tensor, the layer that takes it raises.
         given: torch.Tensor = between_layers(found) if isinstance(found, torch.Tensor) else found
         return given
