@@ -15,12 +15,12 @@ from culm.oracle.plain_loop import run_plain
 from culm.pipeline.job import Job
 from culm.pipeline.tensors.layout import ALIGNMENT
 from culm.pipeline.tensors.values import Value
-from culm.pipeline.tensors.wire import Assembler, chunks, sealed
 from culm.pipeline.user_code.check import check_job
 from culm.pipeline.user_code.model import ModelSource
 from culm.stage_server.compute.device import CPU
 from culm.stage_server.compute.keeping import Keeping
 from culm.stage_server.compute.layer import HeldLayer
+from tests.hostile.cut_runs import by_the_wire
 from tests.hostile.models import Wrapped
 from tests.hostile.stages import as_it_is, job_of_parts, train
 from tests.late_device import Late
@@ -77,13 +77,6 @@ def with_label_first(samples: list[tuple[torch.Tensor]]) -> tuple[torch.Tensor, 
 def job_of_views() -> Job:
     job = job_of_parts(__name__, "views", "of_rows", 4)
     return job.model_copy(update={"data": job.data.model_copy(update={"collate": f"{__name__}:with_label_first"})})
-
-
-def by_the_wire(value: Value) -> Value:
-    assembler = Assembler(sealed(value))
-    for offset, parts in chunks(value):
-        assembler.add(offset, b"".join(parts))
-    return assembler.value()
 
 
 def one_by_the_wire(tensor: torch.Tensor) -> torch.Tensor:
