@@ -1,8 +1,8 @@
 """Paced layers with many parameters: a model that one node holds whole, for data parallelism.
 
-Twelve equal layers of 2**20 float32 each, 50 MB in all. Of a layer's parameters 64 x 64 weights are used as in any
-linear layer; the gradient of the others is one number that was spread over all of them. So a microbatch's gradients
-are as many bytes as any model's, and cost no more of the CPU than writing them down and adding them up.
+Equal layers, by default twelve of 2**20 float32 each, 50 MB in all. Of a layer's parameters 64 x 64 weights are used as
+in any linear layer; the gradient of the others is one number that was spread over all of them. So a microbatch's
+gradients are as many bytes as any model's, and cost no more of the CPU than writing them down and adding them up.
 """
 
 import os
@@ -30,7 +30,7 @@ name = "large-layers"
 steps = {steps}
 [model]
 layers = "benchmarks.large_layers:layers"
-args = {{ seconds = {seconds}, notes = "{notes}" }}
+args = {{ seconds = {seconds}, count = {layers}, parameters = {parameters}, notes = "{notes}" }}
 [data]
 dataset = "benchmarks.paced:dataset"
 microbatch = 1
@@ -98,12 +98,12 @@ class Last(torch.autograd.Function):
 
 
 class LargeLayer(nn.Module):
-    """PARAMETERS numbers, and the seconds that a forward and a backward take."""
+    """So many numbers, and the seconds that a forward and a backward take."""
 
-    def __init__(self, forward: float, backward: float) -> None:
+    def __init__(self, parameters: int, forward: float, backward: float) -> None:
         super().__init__()
         self.linear = nn.Linear(WIDTH, WIDTH)
-        self.many = nn.Parameter(torch.zeros(PARAMETERS - WIDTH * WIDTH - WIDTH))
+        self.many = nn.Parameter(torch.zeros(parameters - WIDTH * WIDTH - WIDTH))
         self.seconds = (forward, backward)
         self.clock = Clock()
 
@@ -126,8 +126,8 @@ class Noting(LargeLayer):
     The kernel's peak begins anew.
     """
 
-    def __init__(self, forward: float, backward: float, notes: str) -> None:
-        super().__init__(forward, backward)
+    def __init__(self, parameters: int, forward: float, backward: float, notes: str) -> None:
+        super().__init__(parameters, forward, backward)
         self._notes: Path | None = Path(notes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -159,11 +159,14 @@ def note_heap(notes: Path) -> None:
     threading.Thread(target=look, name="heap", daemon=True).start()
 
 
-def layers(seconds: float, notes: str = "") -> list[Any]:
-    """``seconds``: for a microbatch in all layers, a third of them forward. ``notes``: a folder; see ``Noting``."""
-    forward, backward = seconds / LAYERS / 3, seconds / LAYERS * 2 / 3
-    first = partial(Noting, forward, backward, notes) if notes else partial(LargeLayer, forward, backward)
-    return [first, *(partial(LargeLayer, forward, backward) for _ in range(LAYERS - 1))]
+def layers(seconds: float, count: int = LAYERS, parameters: int = PARAMETERS, notes: str = "") -> list[Any]:
+    """``seconds``: for a microbatch in all layers, a third of them forward; ``parameters``: of a layer; ``notes``: a
+    folder, see ``Noting``.
+    """
+    forward, backward = seconds / count / 3, seconds / count * 2 / 3
+    layer = partial(LargeLayer, parameters, forward, backward)
+    first = partial(Noting, parameters, forward, backward, notes) if notes else layer
+    return [first, *(partial(LargeLayer, parameters, forward, backward) for _ in range(count - 1))]
 
 
 def job_file(
@@ -173,6 +176,8 @@ def job_file(
     pipelines: int,
     microbatches: int,
     seconds: float = 0.0,
+    layers: int = LAYERS,
+    parameters: int = PARAMETERS,
     optimizer: str = "SGD",
     notes: str = "",
 ) -> Path:
@@ -184,6 +189,8 @@ def job_file(
             pipelines=pipelines,
             microbatches=microbatches,
             seconds=seconds,
+            layers=layers,
+            parameters=parameters,
             optimizer=optimizer,
             notes=notes,
         )

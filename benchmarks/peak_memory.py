@@ -4,6 +4,9 @@
 before its first step a node has its parameters. Later it has the optimizer's state as well, which here is two units.
 What is left are gradients, and what messages take on their way.
 
+The model has 400 MB of parameters. A process takes some 45 MB beside gradients from its first step on, and what is on
+its way to a node is bounded (``pipeline/rpc/channel.py``): with 50 MB of parameters that is a gradient more.
+
 Resident memory is more than what a node has in use: the C library keeps what was freed (``compute/allocator.py``), so
 the heap in use is told beside it. That still has buffers which wait for the next tensor, up to 512 MB whatever the
 model's size (``pipeline/tensors/buffers.py``); "counted" is the heap in use without them. Nodes of one machine also
@@ -26,7 +29,10 @@ from culm.protos import coordinator_pb2 as pb
 
 OPTIMIZER, STATE_UNITS = "AdamW", 2.0  # two moments of each parameter
 STEPS, MICROBATCHES = 30, 2  # with fewer steps the memory that is kept has not grown to its most
-SECONDS = 0.05  # of paced compute in a microbatch: peaks of nodes that wait for each other, as those of accelerators do
+# 400 MB in all. From 32 MB on what arrives of a layer would lie beside the heap, and not be counted.
+LAYERS, PARAMETERS = 24, 1 << 22
+MODEL_BYTES = LAYERS * PARAMETERS * 4
+SECONDS = 0.4  # of paced compute in a microbatch: peaks of nodes that wait for each other, as those of accelerators do
 LOOK_SECONDS = 0.005  # between two looks at what is anonymous: of that the kernel keeps no peak
 PROMISED = 2.5  # gradients of the stage, with one pipeline a node
 
@@ -77,6 +83,8 @@ def peaks(pipelines: int, replicas: int, apart: bool) -> list[Peak]:
             pipelines=pipelines,
             microbatches=MICROBATCHES,
             seconds=SECONDS,
+            layers=LAYERS,
+            parameters=PARAMETERS,
             optimizer=OPTIMIZER,
             notes=str(notes),
         )
@@ -104,11 +112,11 @@ def peaks(pipelines: int, replicas: int, apart: bool) -> list[Peak]:
         most = watch.most[pid]
         found.append(
             Peak(
-                resident=(most.peak - resident) / large_layers.MODEL_BYTES,
-                anonymous=(most.anonymous - anonymous) / large_layers.MODEL_BYTES,
-                in_use=(heaps[pid][0] - in_use) / large_layers.MODEL_BYTES,
-                counted=(heaps[pid][1] - in_use) / large_layers.MODEL_BYTES,
-                shared=most.shared / large_layers.MODEL_BYTES,
+                resident=(most.peak - resident) / MODEL_BYTES,
+                anonymous=(most.anonymous - anonymous) / MODEL_BYTES,
+                in_use=(heaps[pid][0] - in_use) / MODEL_BYTES,
+                counted=(heaps[pid][1] - in_use) / MODEL_BYTES,
+                shared=most.shared / MODEL_BYTES,
             )
         )
     return sorted(found)
