@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import grpc
 
@@ -44,12 +45,13 @@ class SlowReader:
 def test_a_reader_that_is_slow_has_a_bounded_number_of_bytes_on_their_way() -> None:
     reader = SlowReader(most=4 * WINDOW // len(PIECE))
     server = grpc.server(ThreadPoolExecutor(1), options=server_options())
-    handler = grpc.stream_stream_rpc_method_handler(reader.take)
+    handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(reader.take)
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("test", {"Take": handler})])
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     with grpc.insecure_channel(f"127.0.0.1:{port}", options=channel_options()) as channel:
-        call = channel.stream_stream("/test/Take")(reader.pieces())
+        method: Any = channel.stream_stream("/test/Take")
+        call = method(reader.pieces())
         assert next(call) == b""
         call.cancel()
     server.stop(0).wait()
