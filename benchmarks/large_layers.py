@@ -98,7 +98,7 @@ class Last(torch.autograd.Function):
 
 
 class LargeLayer(nn.Module):
-    """So many numbers, and the seconds that a forward and a backward take."""
+    """``parameters`` numbers; a forward and a backward of a microbatch take so many seconds."""
 
     def __init__(self, parameters: int, forward: float, backward: float) -> None:
         super().__init__()
@@ -166,7 +166,7 @@ def layers(seconds: float, count: int = LAYERS, parameters: int = PARAMETERS, no
     forward, backward = seconds / count / 3, seconds / count * 2 / 3
     layer = partial(LargeLayer, parameters, forward, backward)
     first = partial(Noting, parameters, forward, backward, notes) if notes else layer
-    return [first, *(partial(LargeLayer, parameters, forward, backward) for _ in range(count - 1))]
+    return [first, *[layer] * (count - 1)]
 
 
 def job_file(
