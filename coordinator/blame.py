@@ -2,11 +2,11 @@
 
 # Whose fault it is ``failures`` tells, from its record. Here is what follows:
 #
-#     the node had not been available             it ends, and nobody depends on it; the job's fault only while the job
-#                                                 has started nowhere
+#     the node had not been available             it ends, and nobody depends on it. If the job's start raised, that is
+#                                                 the job's fault only while the job has started nowhere
 #     it raised at work of the job's              its duties move to heirs, who do the same work: where it raises on the
 #                                                 second machine too, the run fails
-#     it raised elsewhere (a thread of its own)   it is lost; no work is to blame
+#     it raised elsewhere (a thread of its own)   it is lost, or has taken no part yet; no work is to blame
 #     it ended without a word                     ``membership.lose`` counts a death at what it owned; ``judged`` looks
 #                                                 at the counts after every decision
 #
@@ -48,7 +48,7 @@ def node_failed(state: State, report: NodeFailed, now: float) -> Decision:
     why = report.why[:TEXT]  # it goes into the state, the event log and every status
     holds = state.plan is not None and state.plan.held_by(node.node)  # one that has not attached to a new leader yet
     if not node.available and not holds:
-        return _start_failed(state, node, report.work or START, why)
+        return _start_failed(state, node, report.work, why)
     # A thread of the node's own that breaks: what the node was at meanwhile is not to blame.
     if report.work is None:
         return membership.lose(state, {node.node: f"it failed: {why}"}, now)
@@ -61,14 +61,18 @@ def node_failed(state: State, report: NodeFailed, now: float) -> Decision:
     return membership.lose(state, {node.node: f"{report.work} raised an exception there: {why}"}, now)
 
 
-def _start_failed(state: State, node: Node, work: Work, why: str) -> Decision:
-    """It has taken no part: nobody depends on it. One that is started again and again is told ever more seldom."""
+def _start_failed(state: State, node: Node, work: Work | None, why: str) -> Decision:
+    """It has taken no part: nobody depends on it. One that is started again and again is told ever more seldom.
+
+    ``work``: the job's start, as a rule; None: a thread of the node's own, which says nothing about the job.
+    """
     machine = machine_of(node.node, node.pid)
-    failures, count = start_failed(noted(state.failures, work, machine), machine)
+    failures = noted(state.failures, work, machine) if work is not None else state.failures
+    failures, count = start_failed(failures, machine)
     text = f"{node.node}: {why}"
     state = replace(state, failures=replace(failures, newest_start=text))
     # A node that is, or was, available shows that the job does start.
-    if not state.layer_costs and _is_the_jobs(state, work):
+    if work is not None and not state.layer_costs and _is_the_jobs(state, work):
         return fail(state, work, text, node.node)
     state = replace(state, nodes={k: v for k, v in state.nodes.items() if k != node.node})
     if not is_told(count):

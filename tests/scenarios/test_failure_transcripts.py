@@ -120,6 +120,15 @@ def job_that_does_not_start() -> CoordinatorPlay:
     return play
 
 
+def threads_that_break_before_their_nodes_take_part() -> CoordinatorPlay:
+    """The run waits for one node, so one start that raises would end it. But it was not the start that raised."""
+    play = CoordinatorPlay(stages=1, nodes=1)
+    for incarnation in (1, 2):
+        play.report("n0's process starts", reports.Joined(node="n0", incarnation=incarnation, address="n0:1"))
+        play.report("a thread of its own raises", reports.NodeFailed("n0", incarnation, "its disk is full"))
+    return play
+
+
 def work_that_raises_on_one_node() -> CoordinatorPlay:
     play = three_nodes()
     play.wait(0.1)
@@ -206,6 +215,7 @@ SCENARIOS = {
         too_few_layers,
         spare_that_does_not_start,
         job_that_does_not_start,
+        threads_that_break_before_their_nodes_take_part,
         work_that_raises_on_one_node,
         work_that_raises_on_two_nodes,
         thread_that_breaks,

@@ -71,6 +71,11 @@ def test_of_a_graphs_servers_one_was_in_another_zone_than_the_others_and_was_lef
     history_of_features_on_a_graph(1379).run()
 
 
+def test_a_node_that_breaks_before_it_takes_part_is_no_evidence_against_the_job() -> None:
+    """The first of its run, with a disk that was full: one start that raises is enough there, and none had."""
+    history_of_features_on_a_graph(2892).run()
+
+
 @pytest.mark.parametrize("history", [history_of_features, history_of_features_on_a_graph])
 @pytest.mark.parametrize("fifty", range(60 if SOAK else 1))
 def test_whatever_a_job_asks_for_together_the_history_ends_exact(fifty: int, history: Any) -> None:
