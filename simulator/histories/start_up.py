@@ -40,6 +40,7 @@ class Wrong:
 
     never_starts: frozenset[str] = frozenset()
     starts_late: frozenset[str] = frozenset()  # its first start fails
+    breaks_first: frozenset[str] = frozenset()  # a thread of its first process raises before it takes part
     fault: Fault | None = None
     for_ever: bool = True  # the fault comes again whenever the work is done; False: once
     stalls: str = ""  # its storage stalls once, at its first forward of step 1
@@ -73,10 +74,12 @@ class StartUp:
         """Whether the job starts in this process; if not it says so, and ends."""
         first = node.name not in self._happened
         fails = node.name in self.wrong.never_starts or (node.name in self.wrong.starts_late and first)
-        if fails:
+        breaks = node.name in self.wrong.breaks_first and first
+        if fails or breaks:
             self._happened.add(node.name)
-            self._end(node, reports.NodeFailed(node.name, node.incarnation, "a library is missing", START))
-        return not fails
+            why, work = ("a library is missing", START) if fails else ("its disk is full", None)
+            self._end(node, reports.NodeFailed(node.name, node.incarnation, why, work))
+        return not (fails or breaks)
 
     def goes_wrong(self, node: Node, work: Work[Number]) -> bool:
         """Whether the piece of work raises, or ends the process."""

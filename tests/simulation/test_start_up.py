@@ -63,6 +63,17 @@ def test_a_job_at_fault_fails_the_run(fifty: int) -> None:
         assert cluster.state.phase is co.Phase.FAILED, f"seed {seed}"
 
 
+@pytest.mark.parametrize("fifty", range(20 if SOAK else 1))
+def test_threads_that_break_before_their_nodes_take_part_fail_no_run(fifty: int) -> None:
+    """One of every node, or of the only one: as a start that raised it would have failed the run."""
+    for seed in range(fifty * 50, fifty * 50 + (50 if SOAK else 12)):
+        draw = random.Random(f"threads {seed}")
+        stages, nodes, disturb = draw.choice([1, 2, 3]), draw.choice([1, 2, 3]), draw.choice([0, 1])
+        wrong = Wrong(breaks_first=frozenset(f"n{i}" for i in range(nodes)))
+        cluster = Cluster(seed, stages, stages + 1, steps=4, nodes=nodes, disturb=disturb, wrong=wrong).run()
+        assert cluster.state.phase is co.Phase.DONE, f"seed {seed}"
+
+
 @pytest.mark.parametrize("seconds", [3.0, 20.0, 50.0])
 def test_a_stall_of_storage_loses_nobody(seconds: float) -> None:
     for seed in range(9):
