@@ -78,7 +78,7 @@ def test_with_several_the_one_to_end_has_to_be_named(home: Path) -> None:
     told = {name: up("--name", name, *ALONE) for name in ("one", "two")}
     unclear = culm("down")
     assert unclear.returncode == 2
-    assert "several clusters are up: one, two; name the one to end" in unclear.stderr
+    assert "several clusters are up: one, two; name one of them" in unclear.stderr
     assert culm("down", "two").returncode == 0
     assert running(told["two"]["pids"]) == []
     assert set(running(told["one"]["pids"])) == set(told["one"]["pids"])
