@@ -3,7 +3,8 @@
 # A checkpoint comes to be in this order, and exists from its manifest on:
 #
 #     Saved            each stage's standby has written its layers' files; ``saved`` collects them by layer
-#     WriteManifest    every layer is there: the coordinator looks at each file, and writes the manifest
+#     WriteManifest    every layer is there, and the state beyond doubt (``manifests_due``): the coordinator looks at
+#                      each file, and writes the manifest
 #     Checkpointed     the manifest is there: an era may begin from it, and older ones may go
 #     Retain           what is deleted is off the record first, so no era begins from what is about to go
 #
@@ -45,13 +46,8 @@ def saved(state: State, report: Saved) -> Decision:
     known = any(report.step == c.step and c.folder == _folder(state, c.step) for c in state.checkpoints)
     if report.era != state.era or known or report.step > state.committed:
         return state, ()
-    last = state.last_commit
-    led_here = last is not None and min(last.step + 1, state.steps) == report.step
     before = state.saved.get(report.step, Shares())
-    known_here = Shares(
-        loss=last.loss if last is not None and led_here else math.nan,
-        best_so_far=stopping_early.of_checkpoint(state, report.step),
-    )
+    known_here = _known_here(state, report.step)
     shares = before.joined(known_here).joined(Shares(report.files, report.loss, report.best_so_far))
     newest = sorted({*state.saved, report.step})[-SHARES_KEPT:]
     dropped = sorted({*state.saved, report.step}.difference(newest))
@@ -74,21 +70,44 @@ def saved(state: State, report: Saved) -> Decision:
     return state, (*told, *orders)
 
 
+def _known_here(state: State, step: int) -> Shares:
+    """What the coordinator itself knows of a checkpoint: no files, and the numbers of the last commit."""
+    last = state.last_commit
+    led_here = last is not None and min(last.step + 1, state.steps) == step
+    loss = last.loss if last is not None and led_here else math.nan
+    return Shares(loss=loss, best_so_far=stopping_early.of_checkpoint(state, step))
+
+
 def manifests_due(state: State) -> Decision:
     """Orders the manifests of steps whose state is beyond doubt.
 
     Where holders compare their state that is once the gate after the step's own has passed: files are read while
     training goes on, so what they show is compared then (rule 25). It is at once where no gate follows: after the last
     commit and in a pause; or may follow: where every node is to go.
+
+    After a takeover nodes that were seeded in a pause may be back with all files before anybody who has heard the
+    commit is. Then the manifest waits until the takeover is over: who knows the loss may still come.
     """
     storage = state.storage
+    pending = tuple(_with_numbers(state, x) for x in storage.pending if x.era == state.era)
     waits = state.settings.audit > 0.0 and not state.rests and state.stopping is None
-    due = tuple(x for x in storage.pending if not waits or x.step <= state.committed - 2)
+    due = tuple(
+        x
+        for x in pending
+        if (not waits or x.step <= state.committed - 2) and not (recovering(state) and math.isnan(x.loss))
+    )
     if not due:
         return state, ()
-    left = tuple(x for x in storage.pending if x not in due)
+    left = tuple(x for x in pending if x not in due)
     ordered = storage.ordered.union(x.step for x in due)
     return replace(state, storage=replace(storage, pending=left, ordered=ordered)), due
+
+
+def _with_numbers(state: State, manifest: WriteManifest) -> WriteManifest:
+    """With what has been told since its last file came."""
+    told = Shares(loss=manifest.loss, best_so_far=manifest.best_so_far)
+    told = told.joined(state.saved.get(manifest.step, Shares())).joined(_known_here(state, manifest.step))
+    return replace(manifest, loss=told.loss, best_so_far=told.best_so_far)
 
 
 def _slow(state: State) -> str:

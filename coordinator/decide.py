@@ -303,10 +303,11 @@ def _tick(state: State, report: Tick, now: float) -> Decision:
     # commit that this tick may have led to.
     state, ended = takeover.complete(state, now)
     state, proved = checkpoints.looked_back(state)
+    state, manifests = checkpoints.manifests_due(state)
     state, commands = chain(membership.tick(state, now), now)
     state, watched = watchdog.look(state, now)
     state, chosen = _workers(state, now)
-    return state, (*ended, *proved, *commands, *watched, *chosen)
+    return state, (*ended, *proved, *manifests, *commands, *watched, *chosen)
 
 
 def _workers(state: State, now: float) -> Decision:

@@ -39,7 +39,10 @@ def test_whatever_goes_wrong_beside_an_operator(fifty: int, grid: bool) -> None:
 
 @pytest.mark.parametrize(
     ("grid", "seed", "why"),
-    [(True, 49, "a node went that the stages to be needed: in a pause they were not given up")],
+    [
+        (True, 49, "a node went that the stages to be needed: in a pause they were not given up"),
+        (False, 1387, "after a takeover newcomers had all files, and nobody was back who knew the loss"),
+    ],
 )
 def test_a_pause_that_failed_once(grid: bool, seed: int, why: str) -> None:
     history_with_an_operator(seed, grid).run()
