@@ -65,7 +65,7 @@ def test_a_job_at_fault_fails_the_run(fifty: int) -> None:
 
 @pytest.mark.parametrize("fifty", range(20 if SOAK else 1))
 def test_threads_that_break_before_their_nodes_take_part_fail_no_run(fifty: int) -> None:
-    """One of every node, or of the only one: as a start that raised it would have failed the run."""
+    """The first process of every node breaks. Counted as starts that raised, they would have failed the run."""
     for seed in range(fifty * 50, fifty * 50 + (50 if SOAK else 12)):
         draw = random.Random(f"threads {seed}")
         stages, nodes, disturb = draw.choice([1, 2, 3]), draw.choice([1, 2, 3]), draw.choice([0, 1])
