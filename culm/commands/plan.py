@@ -38,7 +38,7 @@ from culm.simulator.markets.trace import hastened
 from culm.simulator.markets.ways import Kind, Way, settings_of, ways
 from culm.terminal import flags, interrupts
 from culm.terminal.advised import Advised
-from culm.terminal.market_flags import add_market_arguments, read_kinds, read_market
+from culm.terminal.market_flags import Market, add_market_arguments, read_kinds, read_market
 from culm.terminal.progress import counted
 
 Run = tuple[int, Way]  # the seed of a market, and how the job runs in it
@@ -101,25 +101,26 @@ def plan(arguments: argparse.Namespace) -> int:
     )
     conditions = Conditions(profile, cluster, kinds, (), job.resilience.audit)
     seconds = longest(conditions, tried)
-    market = read_market(arguments, kinds, max(machines), seconds)
+    market = read_market(arguments, kinds, max(machines))
+    draw = market.lasting(seconds)
     conditions = replace(conditions, zones=market.zones)
     tried = conditions.fitting(ways(profile, machines, kinds, market.zones, job.job.device == "cuda"))
     if not tried:
         raise JobError("no way fits into the memory of the machines", "--machine", "name larger ones, or more --nodes")
     interrupts.end_on_sigterm()
-    guesses = _guesses(conditions, tried, market.draw, min(seconds, MOST_SECONDS))
-    one = partial(_one, conditions, market.draw, seconds)
+    guesses = _guesses(conditions, tried, market, min(seconds, MOST_SECONDS))
+    one = partial(_one, conditions, draw, seconds)
     found = _all(one, guesses, arguments.seeds, profile.steps, arguments.deadline, arguments.on)
     in_all = [x for x in found if x.markets == arguments.seeds]
     chosen = best(in_all, arguments.deadline)
     advised = Advised(conditions, tuple(in_all), chosen, arguments.deadline, job.checkpoint is not None)
-    lies = placed(conditions.profile_of(chosen.way), chosen.way, market.draw(0, chosen.way)) if chosen else None
+    lies = placed(conditions.profile_of(chosen.way), chosen.way, draw(0, chosen.way)) if chosen else None
     told: dict[str, Any] = {"seeds": arguments.seeds, "weighed": len(guesses), "ways": [asdict(x) for x in found]}
     told |= advised.as_json(lies)
     if not arguments.json:
         advised.show(lies)
     if chosen is not None and arguments.validate is not None:
-        predicted, measured = _validated(arguments, conditions, chosen.way, market.draw)
+        predicted, measured = _validated(arguments, conditions, chosen.way, draw)
         told["validation"] = {"predicted": asdict(predicted), "measured": asdict(measured)}
         if not arguments.json:
             show(predicted, measured)
@@ -137,8 +138,9 @@ def _profile(job: Job, path: str | None) -> Profile:
     return measure(job, ROUNDS)
 
 
-def _guesses(conditions: Conditions, tried: Sequence[Way], draw: Draw, seconds: float) -> list[Guess]:
-    """Of every way, with each interval between checkpoints; ``seconds``: of the market that they go by."""
+def _guesses(conditions: Conditions, tried: Sequence[Way], market: Market, seconds: float) -> list[Guess]:
+    """Of every way, with each interval between checkpoints; they go by a market of so many seconds."""
+    draw = market.lasting(seconds)
     rates: dict[Way, Rates] = {}  # by what a market's draw depends on
     guesses: list[Guess] = []
     for way in tried:

@@ -4,7 +4,7 @@ import argparse
 import random
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -120,21 +120,24 @@ def _is_number(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Market:
-    """``draw``: the market of a seed, as a way sees it; ``zones``: their names, where a way may choose some."""
+    """``drawn``: of so many seconds and a seed, as a way sees it; ``zones``: names, where a way may choose some."""
 
-    draw: Draw
+    drawn: Callable[[float, int, Way], list[Change]]
     zones: tuple[str, ...]
 
+    def lasting(self, seconds: float) -> Draw:
+        return partial(self.drawn, seconds)
 
-def read_market(arguments: argparse.Namespace, kinds: Sequence[Kind], machines: int, seconds: float) -> Market:
-    """Markets of so many machines for so long. Raises JobError."""
+
+def read_market(arguments: argparse.Namespace, kinds: Sequence[Kind], machines: int) -> Market:
+    """Markets of so many machines. Raises JobError."""
     if arguments.trace is not None:
         if any(len(kind.prices) > 1 for kind in kinds) or arguments.zones is not None:
             raise JobError("the trace has its own zones", "--trace", "give one price, and no --zones")
         changes = read_trace(arguments.trace)
         prices = {kind.name: kind.prices[0] for kind in kinds} if len(kinds) > 1 else {}
         zones = sorted({change.zone for change in changes})
-        return Market(partial(_from_trace, changes, prices, seconds), tuple(zones) if all(zones) else ())
+        return Market(partial(_from_trace, changes, prices), tuple(zones) if all(zones) else ())
     count = arguments.zones or max(len(each) for kind in kinds for each in (kind.prices, kind.hazards))
     names = tuple(f"zone-{i + 1}" for i in range(count))
     for kind in kinds:
@@ -143,8 +146,8 @@ def read_market(arguments: argparse.Namespace, kinds: Sequence[Kind], machines: 
             if len(values) not in (1, count):
                 what = f"there are {len(values)} numbers for {count} zones"
                 raise JobError(what, f"{name}{of}", "give one number, or one for each zone")
-    drawn = partial(_drawn, {kind.name: kind for kind in kinds}, names, machines, arguments.bulk)
-    return Market(partial(drawn, seconds, arguments.notice), names)
+    by_name = {kind.name: kind for kind in kinds}
+    return Market(partial(_drawn, by_name, names, machines, arguments.bulk, arguments.notice), names)
 
 
 def _each(text: str, name: str) -> list[float]:
@@ -190,8 +193,8 @@ def _drawn(
     names: Sequence[str],
     machines: int,
     bulk: float,
-    seconds: float,
     notice: float,
+    seconds: float,
     seed: int,
     way: Way,
 ) -> list[Change]:
