@@ -309,7 +309,7 @@ def test_zones_and_types_of_machines_may_differ_in_price_and_hazard(
         return told["best"]["way"]["kind"], told["best"]["way"]["zones"]
 
     assert best_way("--prices", "1,3", "--hazard", "0") == ("", ["zone-1"])
-    long = ("--set", "job.steps=20000", "--hazard", "0", "--machine", "a,price=1", "--machine")
+    long = ("--set", "job.steps=2000", "--hazard", "0", "--machine", "a,price=1", "--machine")
     assert best_way(*long, "b,price=2,speed=3") == ("b", []), "a third of the time, two thirds of the dollars"
     assert best_way(*long, "b,price=10,speed=3") == ("a", []), "a third of the time, more than three times the dollars"
 
