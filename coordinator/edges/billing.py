@@ -35,7 +35,7 @@ class Billing:
         # Incarnations whose price on record was compared with the present table. A leader begins with none: the price
         # may be that of a leader with another table.
         self._compared: set[tuple[str, int]] = set()
-        # The nodes as they were the last time. One that has gone since is billed from here: the state forgot it.
+        # The nodes when ``due`` was asked last. One that has gone since is billed from here: the state forgot it.
         self._seen: Mapping[str, Node] = {}
         self._members: object = None  # what changes with them
         self._next_look = 0.0
@@ -44,15 +44,23 @@ class Billing:
         self._begun: float | None = None  # when this leader looked first
         self._next = 0.0  # when usage is due
 
+    def due(self, state: State, now: float) -> bool:
+        """Whether to ask for what is new: at once where other nodes are there, else now and then.
+
+        ``now``: seconds of any clock that never goes back.
+        """
+        members = (len(state.nodes), len(state.fenced), state.changed_at)
+        if members == self._members and now < self._next_look:
+            self._seen = state.nodes
+            return False
+        self._members, self._next_look = members, now + LOOK_SECONDS
+        return True
+
     def records(self, state: State, ledger: Ledger, now: float) -> Iterator[Record]:
-        """What is new, at ``now`` in seconds of any clock that never goes back; after the run's end nothing is."""
+        """What is new, at ``now`` as for ``due``; after the run's end nothing is."""
         if state.phase is Phase.DONE:
             return
         before, self._seen = self._seen, state.nodes
-        members = (len(state.nodes), len(state.fenced), state.changed_at)
-        if members == self._members and now < self._next_look:
-            return
-        self._members, self._next_look = members, now + LOOK_SECONDS
         yield from self._priced(state, ledger)
         for name, node in before.items():
             here = state.nodes.get(name)

@@ -312,12 +312,13 @@ class Leader:
     def _bill(self, done: bool = False) -> None:
         """Puts on record what the figures need. Nothing that goes wrong with them is a decision's fault."""
         try:
-            state, ledger = self._state, self.log.ledger
-            records = self._billing.usage(state) if done else self._billing.records(state, ledger, time.monotonic())
-            for record in records:
+            state, ledger, now = self._state, self.log.ledger, time.monotonic()
+            if not done and not self._billing.due(state, now):
+                return
+            for record in self._billing.usage(state) if done else self._billing.records(state, ledger, now):
                 self._record(record)
             if not done and (news := self._billing.news(self._state, ledger)):
-                self._state, _ = advance(self._state, reports.Priced(news), time.monotonic())
+                self._state, _ = advance(self._state, reports.Priced(news), now)
         except Exception as error:
             self._figures.set_aside("what the nodes say of their work", error)
 

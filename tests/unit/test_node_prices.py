@@ -18,6 +18,7 @@ from culm.pipeline.machine import Machine
 from culm.pipeline.money import kinds
 from culm.pipeline.money.codec import Entry
 from culm.pipeline.money.ledger import Ledger
+from culm.pipeline.times import TimeSplit
 
 JOB = Path(__file__).parents[2] / "examples" / "digits_mlp.toml"
 DEAR = NodePrice(1.0, 0.02, 0.09, "r")
@@ -88,6 +89,22 @@ def test_the_ledger_tells_what_the_state_does_not_know() -> None:
     state, _ = advance(state, Priced(news), 0.0)
     assert billing.news(state, ledger) == {}
     assert billing.news(replace(state, nodes={"n0": replace(node, incarnation=2)}), ledger) == {}
+
+
+def test_a_thousand_nodes_are_looked_at_once_a_second_and_at_once_where_they_are_others() -> None:
+    """The coordinator asks twenty times a second. Who went in between is billed as it was when it was last asked."""
+    state, billing = joined(begin(Settings(stages=1, microbatches=1, steps=1)), "n0", "a"), Billing("")
+    assert billing.due(state, 0.0)
+    assert list(billing.records(state, Ledger(), 0.0))
+    assert [billing.due(state, at / 20) for at in range(1, 21)] == [False] * 19 + [True]
+    list(billing.records(state, Ledger(), 1.0))
+    worked = replace(state.nodes["n0"], times=TimeSplit(forward=7.0))
+    assert not billing.due(replace(state, nodes={"n0": worked}), 1.05)
+    gone = replace(state, nodes={}, changed_at=1.1)
+    assert billing.due(gone, 1.1)
+    (used,) = [record.event for record in billing.records(gone, Ledger(), 1.1)]
+    assert isinstance(used, kinds.Used)
+    assert used.forward == 7.0
 
 
 def test_what_changes_in_the_table_counts_also_where_the_machines_price_stays(tmp_path: Path) -> None:
