@@ -45,7 +45,7 @@ class Billing:
         self._next = 0.0  # when usage is due
 
     def due(self, state: State, now: float) -> bool:
-        """Whether to ask for what is new: at once where other nodes are there, else now and then.
+        """Whether to ask for what is new: at once when the nodes are others than before, else once a second.
 
         ``now``: seconds of any clock that never goes back.
         """

@@ -313,12 +313,11 @@ class Leader:
         """Puts on record what the figures need. Nothing that goes wrong with them is a decision's fault."""
         try:
             state, ledger, now = self._state, self.log.ledger, time.monotonic()
-            if not done and not self._billing.due(state, now):
-                return
-            for record in self._billing.usage(state) if done else self._billing.records(state, ledger, now):
-                self._record(record)
-            if not done and (news := self._billing.news(self._state, ledger)):
-                self._state, _ = advance(self._state, reports.Priced(news), now)
+            if done or self._billing.due(state, now):
+                for record in self._billing.usage(state) if done else self._billing.records(state, ledger, now):
+                    self._record(record)
+                if not done and (news := self._billing.news(self._state, ledger)):
+                    self._state, _ = advance(self._state, reports.Priced(news), now)
         except Exception as error:
             self._figures.set_aside("what the nodes say of their work", error)
 

@@ -38,7 +38,7 @@ from culm.simulator.markets.trace import hastened
 from culm.simulator.markets.ways import Kind, Way, settings_of, ways
 from culm.terminal import flags, interrupts
 from culm.terminal.advised import Advised
-from culm.terminal.market_flags import Market, add_market_arguments, read_kinds, read_market
+from culm.terminal.market_flags import add_market_arguments, read_kinds, read_markets
 from culm.terminal.progress import counted
 
 Run = tuple[int, Way]  # the seed of a market, and how the job runs in it
@@ -101,14 +101,15 @@ def plan(arguments: argparse.Namespace) -> int:
     )
     conditions = Conditions(profile, cluster, kinds, (), job.resilience.audit)
     seconds = longest(conditions, tried)
-    market = read_market(arguments, kinds, max(machines))
-    draw = market.lasting(seconds)
-    conditions = replace(conditions, zones=market.zones)
-    tried = conditions.fitting(ways(profile, machines, kinds, market.zones, job.job.device == "cuda"))
+    markets = read_markets(arguments, kinds, max(machines))
+    conditions = replace(conditions, zones=markets.zones)
+    tried = conditions.fitting(ways(profile, machines, kinds, markets.zones, job.job.device == "cuda"))
     if not tried:
         raise JobError("no way fits into the memory of the machines", "--machine", "name larger ones, or more --nodes")
     interrupts.end_on_sigterm()
-    guesses = _guesses(conditions, tried, market, min(seconds, MOST_SECONDS))
+    looked_at = min(seconds, MOST_SECONDS)  # to draw a market of years takes half a minute
+    guesses = _guesses(conditions, tried, markets.lasting(looked_at), looked_at)
+    draw = markets.lasting(seconds)
     one = partial(_one, conditions, draw, seconds)
     found = _all(one, guesses, arguments.seeds, profile.steps, arguments.deadline, arguments.on)
     in_all = [x for x in found if x.markets == arguments.seeds]
@@ -138,9 +139,8 @@ def _profile(job: Job, path: str | None) -> Profile:
     return measure(job, ROUNDS)
 
 
-def _guesses(conditions: Conditions, tried: Sequence[Way], market: Market, seconds: float) -> list[Guess]:
-    """Of every way, with each interval between checkpoints; they go by a market of so many seconds."""
-    draw = market.lasting(seconds)
+def _guesses(conditions: Conditions, tried: Sequence[Way], draw: Draw, seconds: float) -> list[Guess]:
+    """Of every way, with each interval between checkpoints; ``seconds``: of the market that they go by."""
     rates: dict[Way, Rates] = {}  # by what a market's draw depends on
     guesses: list[Guess] = []
     for way in tried:

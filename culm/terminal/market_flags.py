@@ -119,17 +119,18 @@ def _is_number(text: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Market:
-    """``drawn``: of so many seconds and a seed, as a way sees it; ``zones``: names, where a way may choose some."""
+class Markets:
+    """One a seed. ``zones``: their names, where a way may choose some."""
 
-    drawn: Callable[[float, int, Way], list[Change]]
+    drawn: Callable[[float, int, Way], list[Change]]  # of so many seconds and a seed, as the way sees it
     zones: tuple[str, ...]
 
     def lasting(self, seconds: float) -> Draw:
+        """Those of so many seconds."""
         return partial(self.drawn, seconds)
 
 
-def read_market(arguments: argparse.Namespace, kinds: Sequence[Kind], machines: int) -> Market:
+def read_markets(arguments: argparse.Namespace, kinds: Sequence[Kind], machines: int) -> Markets:
     """Markets of so many machines. Raises JobError."""
     if arguments.trace is not None:
         if any(len(kind.prices) > 1 for kind in kinds) or arguments.zones is not None:
@@ -137,7 +138,7 @@ def read_market(arguments: argparse.Namespace, kinds: Sequence[Kind], machines: 
         changes = read_trace(arguments.trace)
         prices = {kind.name: kind.prices[0] for kind in kinds} if len(kinds) > 1 else {}
         zones = sorted({change.zone for change in changes})
-        return Market(partial(_from_trace, changes, prices), tuple(zones) if all(zones) else ())
+        return Markets(partial(_from_trace, changes, prices), tuple(zones) if all(zones) else ())
     count = arguments.zones or max(len(each) for kind in kinds for each in (kind.prices, kind.hazards))
     names = tuple(f"zone-{i + 1}" for i in range(count))
     for kind in kinds:
@@ -147,7 +148,7 @@ def read_market(arguments: argparse.Namespace, kinds: Sequence[Kind], machines: 
                 what = f"there are {len(values)} numbers for {count} zones"
                 raise JobError(what, f"{name}{of}", "give one number, or one for each zone")
     by_name = {kind.name: kind for kind in kinds}
-    return Market(partial(_drawn, by_name, names, machines, arguments.bulk, arguments.notice), names)
+    return Markets(partial(_drawn, by_name, names, machines, arguments.bulk, arguments.notice), names)
 
 
 def _each(text: str, name: str) -> list[float]:

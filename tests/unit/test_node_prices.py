@@ -91,8 +91,8 @@ def test_the_ledger_tells_what_the_state_does_not_know() -> None:
     assert billing.news(replace(state, nodes={"n0": replace(node, incarnation=2)}), ledger) == {}
 
 
-def test_a_thousand_nodes_are_looked_at_once_a_second_and_at_once_where_they_are_others() -> None:
-    """The coordinator asks twenty times a second. Who went in between is billed as it was when it was last asked."""
+def test_nodes_are_looked_at_once_a_second_and_at_once_when_they_are_others() -> None:
+    """The coordinator asks twenty times a second. A node that goes between two looks is billed for all it has told."""
     state, billing = joined(begin(Settings(stages=1, microbatches=1, steps=1)), "n0", "a"), Billing("")
     assert billing.due(state, 0.0)
     assert list(billing.records(state, Ledger(), 0.0))
