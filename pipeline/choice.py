@@ -17,12 +17,14 @@
 # nobody waits for that one's. Second halves come last, before the next forward where a stage keeps as many graphs as
 # the first one does.
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from culm.pipeline.flow import stages_after, takes_samples
 from culm.pipeline.instruction import Duty, Instruction
 from culm.pipeline.schedule import Schedule
+
+HasInput = Callable[[Instruction], bool]  # whether an instruction's input is here
 
 
 @dataclass(slots=True, kw_only=True)  # not frozen: one is made before every instruction, in a third of the time
@@ -32,64 +34,63 @@ class Left:
     duty: Duty
     turn: int = 0  # the pipeline's
     forward: Instruction | None = None
-    forward_ready: bool = False  # its input is here
     keeps_graph: bool = True  # its backward is to run as well
     backward: Instruction | None = None  # whose forward's graph is here
-    backward_ready: bool = False  # its input is here
     weights: Instruction | None = None  # the second half of a backward that has run
     graphs: int = 0  # that are kept for backwards to come
     evaluation: Instruction | None = None
-    evaluation_ready: bool = False  # its input is here
     halves: int = 0  # microbatches whose forward has run, and whose second half has not; of split backwards alone
 
 
-def choose(left: Sequence[Left], schedule: Schedule, stages: int) -> Instruction | None:
+def choose(left: Sequence[Left], schedule: Schedule, stages: int, has_input: HasInput) -> Instruction | None:
     """The next of a node's instructions; None while none of them may run."""
     if not schedule.splits:
-        return _forward(left, schedule, stages) or _backward(left) or _evaluation(left)
-    backward = _backward(left)
+        return _forward(left, schedule, stages, has_input) or _backward(left, has_input) or _evaluation(left, has_input)
+    backward = _backward(left, has_input)
     if backward is not None and takes_samples(backward.stage):
-        return _forward(left, schedule, stages) or backward
+        return _forward(left, schedule, stages, has_input) or backward
     weights = [x.weights for x in left if x.weights is not None]
-    return backward or _forward(left, schedule, stages) or min(weights, default=None) or _evaluation(left)
+    rest = backward or _forward(left, schedule, stages, has_input) or min(weights, default=None)
+    return rest or _evaluation(left, has_input)
 
 
-def _forward(left: Sequence[Left], schedule: Schedule, stages: int) -> Instruction | None:
-    kept = _kept(left)
-    ready = (x for x in left if x.forward_ready and _has_room(x, kept[x.duty.stage], schedule, stages))
-    return _first((x.turn, x.forward) for x in ready)
+def _forward(left: Sequence[Left], schedule: Schedule, stages: int, has_input: HasInput) -> Instruction | None:
+    return _first(_with_room(left, schedule, stages), has_input)
 
 
-def _backward(left: Sequence[Left]) -> Instruction | None:
-    found = [(-x.duty.stage, x.turn, x.backward) for x in left if x.backward is not None and x.backward_ready]
-    return min(found)[-1] if found else None
-
-
-def _evaluation(left: Sequence[Left]) -> Instruction | None:
-    return _first((x.turn, x.evaluation) for x in left if x.evaluation_ready)
-
-
-def _first(heads: Iterable[tuple[int, Instruction | None]]) -> Instruction | None:
-    """By turn, then of the lowest pipeline and microbatch; the latest stage of those."""
-    found = [(turn, i.duty.pipeline, i.microbatch, -i.duty.stage, i) for turn, i in heads if i is not None]
-    return min(found)[-1] if found else None
-
-
-def awaited(left: Sequence[Left], schedule: Schedule, stages: int) -> Instruction | None:
-    """The instruction whose input comes next, as far as can be said, where none may run."""
-    kept = _kept(left)
-    rooms = (x.forward for x in left if _has_room(x, kept[x.duty.stage], schedule, stages) and not x.forward_ready)
-    backwards = (x.backward for x in left if not x.backward_ready)
-    evaluations = (x.evaluation for x in left if not x.evaluation_ready)
-    return next(filter(None, (*rooms, *backwards, *evaluations)), None)
-
-
-def _kept(left: Sequence[Left]) -> dict[int, int]:
-    """Graphs by stage, over all pipelines."""
-    kept: dict[int, int] = {}
+def _with_room(left: Sequence[Left], schedule: Schedule, stages: int) -> list[tuple[int, Instruction]]:
+    """The forwards that are next, with their turns, of stages that may keep their graph."""
+    kept: dict[int, int] = {}  # graphs by stage, over all pipelines
     for x in left:
         kept[x.duty.stage] = kept.get(x.duty.stage, 0) + x.graphs
-    return kept
+    return [
+        (x.turn, x.forward)
+        for x in left
+        if x.forward is not None and _has_room(x, kept[x.duty.stage], schedule, stages)
+    ]
+
+
+def _backward(left: Sequence[Left], has_input: HasInput) -> Instruction | None:
+    found = [(-x.duty.stage, x.turn, x.backward) for x in left if x.backward is not None and has_input(x.backward)]
+    return min(found)[-1] if found else None
+
+
+def _evaluation(left: Sequence[Left], has_input: HasInput) -> Instruction | None:
+    return _first([(x.turn, x.evaluation) for x in left if x.evaluation is not None], has_input)
+
+
+def _first(heads: Iterable[tuple[int, Instruction]], has_input: HasInput) -> Instruction | None:
+    """By turn, then of the lowest pipeline and microbatch; the latest stage of those."""
+    found = [(turn, i.duty.pipeline, i.microbatch, -i.duty.stage, i) for turn, i in heads if has_input(i)]
+    return min(found)[-1] if found else None
+
+
+def awaited(left: Sequence[Left], schedule: Schedule, stages: int, has_input: HasInput) -> Instruction | None:
+    """The instruction whose input comes next, as far as can be said, where none may run."""
+    forwards = (forward for _, forward in _with_room(left, schedule, stages))
+    backwards = (x.backward for x in left if x.backward is not None)
+    evaluations = (x.evaluation for x in left if x.evaluation is not None)
+    return next((i for heads in (forwards, backwards, evaluations) for i in heads if not has_input(i)), None)
 
 
 def _has_room(x: Left, kept: int, schedule: Schedule, stages: int) -> bool:

@@ -10,6 +10,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from heapq import heappop, heappush
 
 from culm.pipeline.choice import Left, choose
@@ -70,25 +71,17 @@ class _Left:
         reach = self.done[below[op]] if op in below else self.counts[op]
         return Instruction(self.duty, op, number) if number < min(reach, self.counts[op]) else None
 
-    def left(self, made: Mapping[Instruction, float], now: float, stages: int, schedule: Schedule) -> Left:
+    def left(self, schedule: Schedule) -> Left:
         heads = {op: self.head(op) for op in self.done}
-
-        def ready(instruction: Instruction | None) -> bool:
-            needed = awaited(instruction, stages) if instruction is not None else None
-            return instruction is not None and (needed is None or made.get(needed, now + 1.0) <= now)
-
         splits = schedule.splits_at(self.duty.stage)
         return Left(
             duty=self.duty,
             turn=self.turn,
             forward=heads["F"],
-            forward_ready=ready(heads["F"]),
             backward=heads["B"],
-            backward_ready=ready(heads["B"]),
             weights=heads["W"] if splits else None,
             graphs=self.done["F"] - self.done["B"],
             evaluation=heads["E"],
-            evaluation_ready=ready(heads["E"]),
             halves=self.done["F"] - self.done["W"] if splits else 0,
         )
 
@@ -132,6 +125,11 @@ def ideal_step(
     found: dict[str, list[IdealSpan]] = {node: [] for node in mine}
     # Moments at which a node may go on: it has done something, or somebody else has. At each one all free nodes look.
     moments, free = [0.0], dict.fromkeys(mine, 0.0)
+
+    def has_input(now: float, instruction: Instruction) -> bool:
+        needed = awaited(instruction, stages)
+        return needed is None or made.get(needed, now + 1.0) <= now
+
     while moments:
         now = heappop(moments)
         while moments and moments[0] == now:
@@ -139,7 +137,7 @@ def ideal_step(
         for node, duties in mine.items():
             if free[node] > now:
                 continue
-            chosen = choose([each.left(made, now, stages, schedule) for each in duties], schedule, stages)
+            chosen = choose([each.left(schedule) for each in duties], schedule, stages, partial(has_input, now))
             if chosen is None:
                 continue
             end = now + costs[node, chosen.stage, chosen.op]

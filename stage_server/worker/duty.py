@@ -22,6 +22,7 @@ from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from typing import Generic
 
+from culm.pipeline.choice import Left
 from culm.pipeline.instruction import Duty, Instruction, Pass
 from culm.pipeline.tree import Block
 from culm.stage_server.worker import reduction
@@ -68,18 +69,55 @@ class DutyStep(Generic[V]):
             self.done.add(instruction)
             self.count[instruction.op] += 1
 
-    def next_of(
+    def heads(
+        self,
+        duty: Duty,
+        turn: int,
+        microbatches: int,
+        evaluated: int,
+        splits: bool,
+        part: Container[Instruction] | None = None,
+    ) -> Left:
+        """Of what is not done; of a part, where not all is to be done. ``splits``: whether its backwards are split."""
+        if part is None and not self.under_way:
+            return self._heads_in_order(duty, turn, microbatches, evaluated, splits)
+        forward = self._next_of(duty, "F", microbatches, part)
+        return Left(
+            duty=duty,
+            turn=turn,
+            forward=forward,
+            keeps_graph=part is None or (forward is not None and Instruction(duty, "B", forward.microbatch) in part),
+            backward=self._next_over_graph(duty, "B", microbatches, part),
+            weights=self._next_over_graph(duty, "W", microbatches, part) if splits else None,
+            graphs=self._kept(duty, "B", microbatches, part),
+            evaluation=self._next_of(duty, "E", evaluated, part),
+            halves=self._kept(duty, "W", microbatches, part) if splits else 0,
+        )
+
+    def _heads_in_order(self, duty: Duty, turn: int, microbatches: int, evaluated: int, splits: bool) -> Left:
+        """Where all is to be done microbatches run in order, so that the number of those done tells the next one."""
+        forwards, backwards, evaluations = self.count["F"], self.count["B"], self.count["E"]
+        weights = self.count["W"] if splits else backwards
+        return Left(
+            duty=duty,
+            turn=turn,
+            forward=Instruction(duty, "F", forwards) if forwards < microbatches else None,
+            backward=Instruction(duty, "B", backwards) if backwards < forwards else None,
+            weights=Instruction(duty, "W", weights) if weights < backwards else None,
+            graphs=forwards - backwards,
+            evaluation=Instruction(duty, "E", evaluations) if evaluations < evaluated else None,
+            halves=forwards - weights if splits else 0,
+        )
+
+    def _next_of(
         self, duty: Duty, op: Pass, microbatches: int, part: Container[Instruction] | None
     ) -> Instruction | None:
-        """The first of a kind that is not done, in order of microbatch; of a part, where not all is to be done."""
-        # Where all is to be done microbatches run in order, so that the number of those done tells the next one.
-        if part is None and not self.under_way:
-            return Instruction(duty, op, self.count[op]) if self.count[op] < microbatches else None
+        """The first of a kind that is not done, in order of microbatch."""
         each = (Instruction(duty, op, m) for m in range(microbatches))
         found = next((i for i in each if (part is None or i in part) and i not in self.done), None)
         return found if found not in self.under_way else None
 
-    def next_over_graph(
+    def _next_over_graph(
         self, duty: Duty, op: Pass, microbatches: int, part: Container[Instruction] | None
     ) -> Instruction | None:
         """The same of backwards, or of their second halves: the first one that has what it takes of this stage.
@@ -88,7 +126,7 @@ class DutyStep(Generic[V]):
         """
         before: Pass = "F" if op == "B" else "B"
         if part is None:
-            found = self.next_of(duty, op, microbatches, part)
+            found = self._next_of(duty, op, microbatches, part)
             return found if found is not None and Instruction(duty, before, found.microbatch) in self.done else None
         # History: an heir had the sum of microbatch 0, and ran forward 1. Then the stage before lacked what 0 gives.
         # Forward 0 found no room: the graph of 1 was kept. So what adds nothing holds up no backward after it.
@@ -101,7 +139,7 @@ class DutyStep(Generic[V]):
                     return None  # gradients add up in order of microbatch
         return None
 
-    def kept(self, duty: Duty, until: Pass, microbatches: int, part: Container[Instruction] | None) -> int:
+    def _kept(self, duty: Duty, until: Pass, microbatches: int, part: Container[Instruction] | None) -> int:
         """Microbatches whose forward has run, and whose B, or W, is still to run: what is kept for these."""
         if part is None:
             return self.count["F"] - self.count[until]

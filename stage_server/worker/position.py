@@ -50,6 +50,7 @@ class Position:
     trains: bool = False  # the closing step does not
     microbatches: int = 0  # a pipeline's, that it trains on
     evaluated: int = 0  # a pipeline's, that it evaluates
+    rests: bool = False  # no step runs here: the run is over, or paused before this one
     # The one obeyed. Its (term, generation) never falls (rule 3). Streams read it without the node's lock: it is
     # replaced whole, and it is never None again.
     plan: Plan | None = None
@@ -93,11 +94,6 @@ class Position:
         return plan is not None and plan.pause is not None and self.version >= plan.step
 
     @property
-    def rests(self) -> bool:
-        """Whether no step runs here: the run is over, or paused before this one."""
-        return self.version >= self.end or self.is_paused
-
-    @property
     def will_pause(self) -> bool:
         """Whether the run pauses once all commits that are known here are applied."""
         plans = [commit.next_plan for commit in self.commits if commit.next_plan is not None]
@@ -108,12 +104,17 @@ class Position:
         """The step of this number is the running one from now on."""
         self.version = version
         self.trains = version < self.steps
+        self.rests = version >= self.end or self.is_paused
         (_, self.microbatches), (_, self.evaluated) = self.forwards_in(version)
 
     def places_of(self, bucket: int) -> list[tuple[int, int]]:
         """Each layer that the bucket's gradient is applied to, and its place there."""
         assert self.plan is not None
         return self.plan.places_of(bucket)
+
+    def size_of(self, stage: int) -> int:
+        """How many instructions a duty of the stage is in the running step."""
+        return self.evaluated + self.microbatches * (3 if self.schedule.splits_at(stage) else 2)
 
     def order(self, duty: Duty) -> tuple[Instruction, ...]:
         """All that the duty is in the running step."""

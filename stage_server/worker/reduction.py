@@ -21,8 +21,6 @@ def accumulates(instruction: Instruction, inherited: int) -> bool:
 
 def is_complete(order: Sequence[Instruction], done: Collection[Instruction], inherited: int) -> bool:
     """Whether all that the duty's whole gradient needs is done."""
-    if not inherited:  # asked after every piece of work, so it is not to take long
-        return len(done) == len(order)
     # The last one first: until it is done nothing else has to be looked at.
     return all(i in done for i in reversed(order) if accumulates(i, inherited))
 

@@ -156,38 +156,23 @@ class Runner(Generic[V]):
         self.awaited = None
         plan = self._at.plan
         assert plan is not None
-        left = [self._left(duty, self._part(duty)) for duty in self._in_turn]
-        instruction = choose(left, self._at.schedule, len(plan.stages))
+        left = [self._left(duty, plan) for duty in self._in_turn]
+        instruction = choose(left, self._at.schedule, len(plan.stages), self._has_input)
         if instruction is None:
-            waits = awaited(left, self._at.schedule, len(plan.stages))
+            waits = awaited(left, self._at.schedule, len(plan.stages), self._has_input)
             self.awaited = self._post.missing(waits) if waits is not None else None
             return None
         return self._run(instruction)
 
-    def _left(self, duty: Duty, part: set[Instruction] | None) -> Left:
-        """The heads of what is left of a duty, with what is known here of them."""
+    def _left(self, duty: Duty, plan: Plan) -> Left:
+        at, part = self._at, self._part(duty)
         if part is not None and not part:
             return Left(duty=duty)
-        assert self._at.plan is not None
-        step, most = self.duties[duty], self._at.microbatches
-        forward, backward = step.next_of(duty, "F", most, part), step.next_over_graph(duty, "B", most, part)
-        evaluation = step.next_of(duty, "E", self._at.evaluated, part) if self._at.evaluated else None
-        splits = self._at.schedule.splits_at(duty.stage)
-        weights = step.next_over_graph(duty, "W", most, part) if splits else None
-        return Left(
-            duty=duty,
-            turn=self._at.plan.turns[duty.pipeline],
-            forward=forward,
-            forward_ready=forward is not None and self._post.missing(forward) is None,
-            keeps_graph=part is None or (forward is not None and Instruction(duty, "B", forward.microbatch) in part),
-            backward=backward,
-            backward_ready=backward is not None and self._post.missing(backward) is None,
-            weights=weights,
-            evaluation=evaluation,
-            evaluation_ready=evaluation is not None and self._post.missing(evaluation) is None,
-            graphs=step.kept(duty, "B", most, part),
-            halves=step.kept(duty, "W", most, part) if splits else 0,
-        )
+        turn, splits = plan.turns[duty.pipeline], at.schedule.splits_at(duty.stage)
+        return self.duties[duty].heads(duty, turn, at.microbatches, at.evaluated, splits, part)
+
+    def _has_input(self, instruction: Instruction) -> bool:
+        return self._post.missing(instruction) is None
 
     def _run(self, instruction: Instruction) -> Run[V]:
         self._note_resumed(instruction.duty)
@@ -245,9 +230,9 @@ class Runner(Generic[V]):
         """Takes what an instruction gave. Of one that is no longer this node's it is dropped."""
         if work.redundant:
             self._ran_ahead(work, result)
-        else:
-            self.note(work)
-            self.hand_on(work, result, accumulated)
+        elif self.is_current(work.instruction.duty, work.step, work.tenure):
+            self.duties[work.instruction.duty].note(work.instruction)
+            self._hand_on(work, result, accumulated)
 
     def goes_on(self, work: Run[V]) -> None:
         """The instruction waits for somebody else: until it ends it is not given out again."""
@@ -262,9 +247,12 @@ class Runner(Generic[V]):
     def hand_on(self, work: Run[V], result: V | None, accumulated: V | None) -> None:
         """Puts out what the owner's instruction gave. It may have begun the step again since: the bits are the same."""
         if self.is_current(work.instruction.duty, work.step, work.tenure):
-            self._post.put_result(work.instruction, result)
-            if accumulated is not None:
-                self._post.put_out(self._at.accumulated(work.instruction.duty, work.ships), accumulated)
+            self._hand_on(work, result, accumulated)
+
+    def _hand_on(self, work: Run[V], result: V | None, accumulated: V | None) -> None:
+        self._post.put_result(work.instruction, result)
+        if accumulated is not None:
+            self._post.put_out(self._at.accumulated(work.instruction.duty, work.ships), accumulated)
 
     def _ran_ahead(self, work: Run[V], result: V | None) -> None:
         plan, duty = self._at.plan, work.instruction.duty
@@ -330,9 +318,8 @@ class Runner(Generic[V]):
         step = self.duties[duty]
         if step.takeover is None and not self._post.holds_whole(duty.stage):
             return None
-        order = self._at.order(duty)
         if step.takeover is None:
-            if len(step.done) == len(order):
+            if len(step.done) == self._at.size_of(duty.stage):
                 return set()
             # Another owner had it in this step, by a plan that this node never heard of: its leader was lost, and with
             # it the commit, which was decided once more. So consumers may lack what that owner alone had given.
@@ -340,10 +327,10 @@ class Runner(Generic[V]):
             step.takeover = Takeover(self._at.plan.order)
         lacking = self.summing.is_lacking(duty)
         if lacking:
-            return self._to_sum(duty, step, order)
+            return self._to_sum(duty, step, self._at.order(duty))
         if lacking is None or not self._has_heard(duty):
             return set()
-        lost = self._lost_results(duty, list(order))
+        lost = self._lost_results(duty, list(self._at.order(duty)))
         if lost:
             step.sums = False  # single backwards, not all that come before them: their sum would be another one
         else:

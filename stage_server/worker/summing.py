@@ -152,6 +152,8 @@ class Summing(Generic[V]):
     def _is_complete(self, duty: Duty, last: Instruction | None = None) -> bool:
         """Whether all that its gradient needs is done. ``last``: counts as done."""
         step = self._duties[duty]
+        if not step.inherited:  # asked after every piece of work, so it is not to take long
+            return step.sums and len(step.done) + (last is not None) == self._at.size_of(duty.stage)
         done = step.done if last is None else step.done | {last}
         return step.sums and reduction.is_complete(self._at.order(duty), done, step.inherited)
 

@@ -87,22 +87,16 @@ def played(stages: Stages, microbatches: int) -> float:
     def left_of(duty: Duty) -> Left:
         forward = Instruction(duty, "F", forwards[duty]) if forwards[duty] < microbatches else None
         backward = Instruction(duty, "B", backwards[duty]) if backwards[duty] < forwards[duty] else None
-        ready = [i is not None and awaited(i, len(stages)) in {None, *done} for i in (forward, backward)]
-        graphs = forwards[duty] - backwards[duty]
-        return Left(
-            duty=duty,
-            forward=forward,
-            forward_ready=ready[0],
-            backward=backward,
-            backward_ready=ready[1],
-            graphs=graphs,
-        )
+        return Left(duty=duty, forward=forward, backward=backward, graphs=forwards[duty] - backwards[duty])
+
+    def has_input(instruction: Instruction) -> bool:
+        return awaited(instruction, len(stages)) in {None, *done}
 
     now = 0.0
     while len(done) < 2 * microbatches * len(duties):
         for node in {owner for stage in stages for owner in stage.owners} - {node for _, node, _ in running}:
             mine = [left_of(duty) for duty in duties if stages[duty.stage].owners[duty.pipeline] == node]
-            chosen = choose(mine, Schedule(microbatches, 2), len(stages))
+            chosen = choose(mine, Schedule(microbatches, 2), len(stages), has_input)
             if chosen is not None:
                 (forwards if chosen.op == "F" else backwards)[chosen.duty] += 1
                 running.append((now + (F if chosen.op == "F" else B), node, chosen))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from culm.pipeline.choice import Left, choose
+from culm.pipeline.flow import awaited
 from culm.pipeline.instruction import Duty, Instruction
 from culm.pipeline.schedule import Schedule
 from culm.pipeline.turns import turns_of
@@ -38,23 +39,23 @@ def parts_of_time(owners: Owners, microbatches: int, turns: Sequence[int]) -> in
 
     def left(duty: Duty) -> Left:
         f, b = ran[duty, "F"], ran[duty, "B"]
-        before, after = Duty(duty.pipeline, duty.stage - 1), Duty(duty.pipeline, duty.stage + 1)
         graphs = sum(Instruction(duty, "F", m) in done for m in range(f)) - b
         return Left(
             duty=duty,
             turn=turns[duty.pipeline],
             forward=Instruction(duty, "F", f) if f < microbatches else None,
-            forward_ready=f < microbatches and (duty.stage == 0 or Instruction(before, "F", f) in done),
             backward=Instruction(duty, "B", b) if graphs else None,
-            backward_ready=graphs > 0 and (duty.stage == stages - 1 or Instruction(after, "B", b) in done),
             graphs=graphs,
         )
+
+    def has_input(instruction: Instruction) -> bool:
+        return awaited(instruction, stages) in {None, *done}
 
     while len(done) < 2 * microbatches * len(duties):
         busy = {node for _, node, _ in running}
         for node in {owners[d.stage][d.pipeline] for d in duties} - busy:
             mine = [left(duty) for duty in duties if owners[duty.stage][duty.pipeline] == node]
-            if (chosen := choose(mine, Schedule(microbatches), stages)) is not None:
+            if (chosen := choose(mine, Schedule(microbatches), stages, has_input)) is not None:
                 ran[chosen.duty, chosen.op] += 1
                 heapq.heappush(running, (now + (FORWARD if chosen.op == "F" else BACKWARD), node, chosen))
         assert running, "all stand still"
