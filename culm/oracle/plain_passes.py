@@ -7,7 +7,7 @@ import torch
 
 from culm.oracle.plain_evaluation import pair_of
 from culm.pipeline.job import Job
-from culm.pipeline.tensors.as_sent import between_layers
+from culm.pipeline.tensors.as_sent import after_layers, between_layers
 from culm.pipeline.tensors.gradients import own_gradients
 from culm.pipeline.tensors.layout import copy_of
 from culm.pipeline.tensors.pytrees import Pytree, mapped
@@ -65,7 +65,8 @@ class ChainPasses:
                 with self._precision():
                     for place, layer in enumerate(model):
                         seed_all(stream_seed(job.job.seed, step, pipeline, index, place))
-                        x = self._given(between_layers(layer(x)))
+                        handed_on = between_layers if place + 1 < len(model) else after_layers
+                        x = self._given(handed_on(layer(x)))
                     returned = self._loss(x, target)
                     with torch.no_grad():
                         told = {

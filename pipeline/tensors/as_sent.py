@@ -23,7 +23,8 @@ def as_sent(tensor: torch.Tensor) -> torch.Tensor:
     """The same numbers; the tensor itself where it lies as it should."""
     if not is_plain(tensor) or tensor.is_meta:
         return tensor
-    tensor = tensor.resolve_conj().resolve_neg()
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
     return copy_of(tensor) if tensor.data_ptr() % ALIGNMENT else tensor
 
 
@@ -32,17 +33,28 @@ def between_layers(output: Pytree) -> Pytree:
     return mapped(_between_layers, output)
 
 
+def after_layers(output: Pytree) -> Pytree:
+    """The same where no layer follows in this process. Gradients were sent then, or come from the loss: nobody cuts
+    between that and the last layer.
+    """
+    return mapped(_after_layers, output)
+
+
 def both_as_sent(tensor: torch.Tensor) -> torch.Tensor:
     """The same numbers, and so its gradient's. A view stays one."""
     return _with_gradient(as_sent(tensor))
 
 
 def _between_layers(tensor: torch.Tensor) -> torch.Tensor:
+    return _with_gradient(_after_layers(tensor))
+
+
+def _after_layers(tensor: torch.Tensor) -> torch.Tensor:
     tensor = as_sent(tensor)
     # Where a layer writes into a view autograd lays the gradient out like the memory behind it, or lets nobody write;
     # into what was sent it may. Nor may a hook be put on a view before somebody has asked for its ``grad_fn``, where
     # its memory was written by way of another one: torch 2.13 crashes.
-    return _with_gradient(copy_of(tensor) if tensor._is_view() else tensor)
+    return copy_of(tensor) if tensor._is_view() else tensor
 
 
 def _with_gradient(tensor: torch.Tensor) -> torch.Tensor:

@@ -21,18 +21,22 @@ class Metrics:
         self._section = section
         self._named = [(name, load_callable(metric, f"{section}.metrics.{name}")) for name, metric in named.items()]
 
-    @torch.no_grad()
     def numbers(self, output: Pytree, target: Pytree, samples: int) -> Numbers:
         """Sum and count of each, in order. A mean counts for as many as the microbatch has ``samples``.
 
         Raises JobError. A metric gets the output without its graph.
         """
+        if not self._named:
+            return ()
+        return self._numbers(mapped(torch.Tensor.detach, output), target, samples)
+
+    @torch.no_grad()
+    def _numbers(self, output: Pytree, target: Pytree, samples: int) -> Numbers:
         found: list[float] = []
-        given = mapped(torch.Tensor.detach, output) if self._named else output
         for name, metric in self._named:
             where = f"{self._section}.metrics.{name}"
             try:
-                returned = metric(given, target)
+                returned = metric(output, target)
             except RAISED as error:
                 what = f"the metric {name} raised {described(error)}"
                 raise JobError(what, where, "correct it, or name another") from error

@@ -46,7 +46,7 @@ from culm.pipeline.user_code.graph.chunks import Chunks
 from culm.pipeline.user_code.model import ModelSource
 from culm.stage_server.compute.auditing import Auditing, state_digest
 from culm.stage_server.compute.copying import try_copying
-from culm.stage_server.compute.device import PASSED, Device, Event, value_here, value_home
+from culm.stage_server.compute.device import PASSED, Device, Event, samples_here, value_here, value_home
 from culm.stage_server.compute.graph_stage import GraphStage, MakesRuns, in_place
 from culm.stage_server.compute.keeping import Keeping
 from culm.stage_server.compute.layer import HeldLayer, Values
@@ -75,7 +75,7 @@ from culm.stage_server.worker.work import (
 log = logging.getLogger("culm.compute")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # not frozen: one is made after every instruction
 class Result:
     """What a piece of work gave: a tensor to pass on, or gradients by layer."""
 
@@ -315,9 +315,9 @@ class Compute:
             else:
                 (operand,) = work.operands
                 inputs, target = operand.output_and_target()
-            x = mapped(self._device.here, inputs)
+            x = samples_here(self._device, inputs)
             # It was received, and a loss may write into it: whoever runs the forward again needs it as it came.
-            compared = mapped(copy_of, mapped(self._device.here, target)) if last else None
+            compared = mapped(copy_of, samples_here(self._device, target)) if last else None
             if op == "E":
                 passed_on = runner.evaluate(m, x, compared)
                 value = self._passed_on(passed_on, target) if passed_on is not None else None

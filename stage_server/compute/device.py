@@ -32,6 +32,7 @@ import torch
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job
 from culm.pipeline.tensors.layout import memory_of
+from culm.pipeline.tensors.pytrees import Pytree, mapped
 from culm.pipeline.tensors.values import Value
 from culm.pipeline.user_code.devices import device_of
 from culm.pipeline.user_code.streams import seed_all
@@ -212,6 +213,11 @@ def busy_share(device: Device) -> float | None:
         return min(100, max(0, torch.cuda.utilization(device.place))) / 100
     except Exception:  # no such package, or a card that does not tell; of many kinds, and a chart lacks a line
         return None
+
+
+def samples_here(device: Device, samples: Pytree) -> Pytree:
+    """Tensors of the host's memory on the device."""
+    return samples if device.in_host else mapped(device.here, samples)
 
 
 def value_here(device: Device, value: Value) -> Value:

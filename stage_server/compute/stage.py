@@ -23,7 +23,7 @@ import torch
 
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job
-from culm.pipeline.tensors.as_sent import as_sent, between_layers
+from culm.pipeline.tensors.as_sent import after_layers, as_sent, between_layers
 from culm.pipeline.tensors.bits import same_bits
 from culm.pipeline.tensors.gradients import own_gradients
 from culm.pipeline.tensors.layout import copy_of
@@ -132,6 +132,8 @@ class Stage:
         given = x if self._writes_input is False else mapped(copy_of, x)
         inputs, own = tensors_in(x), tensors_in(given)
         versions = _versions_of(own)
+        watches = self._writes_input is None  # each layer, until it is known whether somebody writes
+        last = len(self.layers) - 1
         between = False  # whether a layer has written into what the one before gave it
         h = as_within(self._job, given)
         self._untouched.before_forward()
@@ -144,21 +146,24 @@ class Stage:
             layer.device.seed(seed)
             if layer.changing.may_change:
                 layer.changing.begin_forward()
-            handed = tensors_in(h) if self._writes_input is None else []
+            handed = tensors_in(h) if watches else []
             before = _versions_of(handed)
             try:
-                h = between_layers(self._forwards.run(layer.module, h, seed, layer.device.seed))
+                handed_on = between_layers if place < last else after_layers
+                h = handed_on(self._forwards.run(layer.module, h, seed, layer.device.seed))
             except NotAPytree as error:
                 raise returned_odd(_name_of(layer), error) from error
             except RuntimeError as error:
                 self._refuse_raised(error, _name_of(layer), "model.layers")
                 raise
-            between = between or _versions_of(handed) != before
+            if watches and _versions_of(handed) != before:
+                between = True
             if layer.changing.may_change:
                 layer.changing.end_forward(tensors_in(h))
-        self._refuse_writes(own, versions, _name_of(self.layers[0]), "model.layers")
+        if self._writes_input is False and _versions_of(own) != versions:
+            raise _writes_now(_name_of(self.layers[0]), "model.layers")
         if self.last:
-            handed = tensors_in(h) if self._writes_input is None else []
+            handed = tensors_in(h) if watches else []
             before = _versions_of(handed)
             try:
                 with self._forwards.precision():
@@ -168,11 +173,13 @@ class Stage:
             except RuntimeError as error:
                 self._refuse_raised(error, "the loss", "train.loss")
                 raise
-            between = between or _versions_of(handed) != before
-            self._refuse_writes(own, versions, "the loss or a metric", "train.loss")
+            if watches and _versions_of(handed) != before:
+                between = True
+            if self._writes_input is False and _versions_of(own) != versions:
+                raise _writes_now("the loss or a metric", "train.loss")
             # A repeat gives the same, and counts once.
             self._tallies[microbatch] = (*tally_of(h, counts), *measured, self._learning_rate(self._step))
-        if self._writes_input is None:
+        if watches:
             # Writes through .data count no version.
             wrote = between or _versions_of(own) != versions
             self._writes_input = wrote or not all(map(same_bits, own, inputs))
@@ -185,11 +192,6 @@ class Stage:
     def evaluate(self, microbatch: int, x: Pytree, target: Pytree) -> Pytree | None:
         """As ``StageEvaluation.forward``, in the running step."""
         return self.evaluation.forward(self._step, microbatch, x, target)
-
-    def _refuse_writes(self, own: list[torch.Tensor], versions: list[int], name: str, where: str) -> None:
-        """Raises JobError where somebody writes into the input, of which no copy was made."""
-        if self._writes_input is False and _versions_of(own) != versions:
-            raise _writes_now(name, where)
 
     def _refuse_raised(self, error: RuntimeError, name: str, where: str) -> None:
         """Raises JobError where torch lets nobody write into the input, of which no copy was made."""

@@ -16,12 +16,12 @@ def phase_of(work: Work[V] | Load) -> Phase:
     """What a piece of work counts as. Samples are for forwards; giving a stage's reduced gradient ends its
     backwards.
     """
-    if isinstance(work, Audit | Check) or (isinstance(work, Run) and work.redundant):
-        return "redundant"
+    if isinstance(work, Run):
+        return "redundant" if work.redundant else "forward" if work.instruction.op in FORWARDS else "backward"
     if isinstance(work, Load):
         return "forward"
-    if isinstance(work, Run):
-        return "forward" if work.instruction.op in FORWARDS else "backward"
+    if isinstance(work, Audit | Check):
+        return "redundant"
     return "backward" if isinstance(work, Reduce | Sum) else "apply"
 
 
