@@ -17,6 +17,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -111,6 +112,7 @@ def refuse_unsendable(output: Pytree, target: Pytree = None) -> None:
             raise NotAPytree(f"a {kind.__name__} (.as_subclass(torch.Tensor) makes it plain)")
 
 
+@lru_cache(maxsize=16)  # of one run's activations all have the same; nobody changes a structure
 def of_text(text: str, count: int) -> Structure:
     """A structure from elsewhere, over so many tensors. Raises ValueError for what ``as_text`` never says."""
     if not text and count == 1:

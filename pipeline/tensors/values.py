@@ -19,6 +19,7 @@ from culm.pipeline.tensors.raw import bytes_of
 # microbatch's input has its target too, and each sample is loaded once. It comes behind the output, so an output's
 # tensors have the places that they have alone.
 OUTPUT, CONSTANT = "output", "constant"
+TWO_TENSORS = as_text(parts_of((torch.empty(0), torch.empty(0)))[1])  # the structure of an output and its target
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,9 +42,13 @@ class Value:
     @staticmethod
     def activation(output: Pytree, target: Pytree) -> "Value":
         """A stage's output, and the microbatch's target. A tensor's name tells whether it requires a gradient."""
-        tensors, structure = parts_of((output, target))
+        if isinstance(output, torch.Tensor) and isinstance(target, torch.Tensor) and output is not target:
+            tensors, text = [output, target], TWO_TENSORS  # as most are
+        else:
+            tensors, structure = parts_of((output, target))
+            text = as_text(structure)
         named = [(f"{OUTPUT if x.requires_grad else CONSTANT}.{i}", x.detach()) for i, x in enumerate(tensors)]
-        return Value(tuple(named), structure=as_text(structure))
+        return Value(tuple(named), structure=text)
 
     def output_and_target(self) -> tuple[Pytree, Pytree]:
         """Of an activation. A tensor requires a gradient if it does in one process. Raises NotAPytree."""

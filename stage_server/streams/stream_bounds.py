@@ -6,14 +6,15 @@ way, and the worker waits for some tensors and drops others (rule 3). Wrong is w
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import chain
 
 from culm.pipeline.errors import JobError
 from culm.pipeline.evaluations import NEVER, Evaluations
+from culm.pipeline.flow import CROSSES
 from culm.pipeline.identity import difference
 from culm.pipeline.job import parse_job
-from culm.pipeline.keys import ACCUMULATED, ACROSS, ACTIVATION, EVALUATED, GRADIENT, PARTIAL, REDUCED, Key
+from culm.pipeline.keys import ACROSS, EVALUATED, GRADIENT, PARTIAL, REDUCED, Key
 from culm.pipeline.plan_bounds import (
     LONGEST_PLACE,
     MOST_INCARNATION,
@@ -60,6 +61,7 @@ from culm.stage_server.one_machine.slots import SLOTS
 LEAST_BEAT_SECONDS, MOST_BEAT_SECONDS = 0.01, 3600.0
 # In milliseconds, as gRPC takes its timeouts, it still fits into 32 bits.
 MOST_PATIENCE_SECONDS = 1e6
+LONGEST_KEPT = 1 << 12  # bytes of a header that is looked at once, and remembered
 OUTPUTS = {f"{OUTPUT}.{i}": i for i in range(MOST_TENSORS)}  # names of gradients
 
 
@@ -162,8 +164,12 @@ def key_problem(key: Key, run: RunShape) -> str:
 
 def tensor_problem(key: Key, header: tensor_pb2.ValueHeader, run: RunShape) -> str:
     """Of a tensor whose first piece is here, and nothing of it in memory."""
-    wrong = key_problem(key, run) or header_problem(header)
-    if wrong:
+    if wrong := key_problem(key, run):
+        return wrong
+    if key.kind in CROSSES:
+        wrong = _boundary_problem(_facts_of(header), key.kind is not GRADIENT)
+        return f"{key}: {wrong}" if wrong else ""
+    if wrong := header_problem(header):
         return wrong
     if key.kind in (PARTIAL, REDUCED):
         wrong = unknown(header, run.buckets[key.index])  # a layer without a gradient in this step names less
@@ -171,21 +177,40 @@ def tensor_problem(key: Key, header: tensor_pb2.ValueHeader, run: RunShape) -> s
         with_tallies = key.index == len(run.buckets) - run.counts[-1]
         told = pipelines * run.told_in(key.step)
         fits = len(header.tallies) in ((0, told) if with_tallies else (0,))
-    elif key.kind is ACCUMULATED:
+    else:
         wrong = run.problem_of_accumulated(header)
         fits = len(header.tallies) in (0, key.index * run.tally.trained)
-    else:
-        fits = not header.tallies
-        wrong = boundary_problem(header, key.kind is not GRADIENT)
-    if header.structure and key.kind not in (ACTIVATION, EVALUATED):
+    if header.structure:
         wrong = wrong or "a structure"
     if not fits:
         wrong = f"{len(header.tallies)} tallies"
     return f"{key} with {wrong}" if wrong else ""
 
 
+def _facts_of(header: tensor_pb2.ValueHeader) -> bytes:
+    """All that a header says but the digest: of boundary tensors that is the same from microbatch to microbatch."""
+    facts = tensor_pb2.ValueHeader()
+    facts.CopyFrom(header)
+    facts.ClearField("digest")
+    return facts.SerializeToString()
+
+
+def _boundary_problem(facts: bytes, is_activation: bool) -> str:
+    return (_known if len(facts) <= LONGEST_KEPT else _known.__wrapped__)(facts, is_activation)
+
+
+@lru_cache(maxsize=64)
+def _known(facts: bytes, is_activation: bool) -> str:
+    header = tensor_pb2.ValueHeader.FromString(facts)
+    return header_problem(header) or boundary_problem(header, is_activation)
+
+
 def boundary_problem(header: tensor_pb2.ValueHeader, is_activation: bool) -> str:
     """Of an activation, or of the gradients of one."""
+    if header.tallies:
+        return f"{len(header.tallies)} tallies"
+    if header.structure and not is_activation:
+        return "a structure"
     names = [spec.name for spec in header.tensors]
     if is_activation:
         if not names:

@@ -97,6 +97,20 @@ GRADIENT = header_of(Value((("grad.weight", torch.zeros(3, 3)), ("grad.bias", to
 ONE = header_of(Value.activation(torch.zeros(2), None))
 
 
+def test_headers_that_are_remembered_take_little_memory() -> None:
+    """A peer may send other headers all the time, each of which is as long as a message may be."""
+    longest = header(total=0, name="n" * (bounds.LONGEST_KEPT + 1))
+    before = bounds._known.cache_info()
+    for _ in range(2):
+        assert "the tensors have" in bounds.tensor_problem(key(Kind.GRADIENT), longest, RUN)
+    assert bounds._known.cache_info() == before
+    for _ in range(2):
+        assert bounds.tensor_problem(key(Kind.ACTIVATION), ONE, RUN) == ""
+        ONE.digest = 1  # which another microbatch's differs in
+    ONE.ClearField("digest")
+    assert bounds._known.cache_info().hits > before.hits
+
+
 def test_what_nodes_send_is_taken() -> None:
     last = header_of(Value((("grad.weight", torch.zeros(3, 3)),), (1.0,), (1.0, math.nan, 2.0, math.inf)))
     shipped = header_of(Value((("1.weight", torch.zeros(3, 3)),)))
