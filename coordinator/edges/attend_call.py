@@ -117,7 +117,7 @@ class AttendCalls:
         # call.
         self._leader.background.begin(self._read(stream, joined, context))
         try:
-            while (order := await stream.queue.get()) is not None:
+            async for order in stream.orders():
                 await context.write(order)
         finally:
             stream.cut, stream.over = None, True

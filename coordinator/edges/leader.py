@@ -363,14 +363,14 @@ class Leader:
             return  # the stream of that name is another incarnation's: its process was started again
         node, plan = addressee(command), plan_in(command)
         orders: dict[object, pb.AttendResponse | None] = {}
-        names = [node] if node is not None else in_turn(self._heard(), self._state.plan)
-        for stream in [self._streams[name] for name in names if name in self._streams]:
+        turns = {node: 0} if node is not None else in_turn(self._heard(), self._state.plan)
+        for stream, turn in [(self._streams[name], turn) for name, turn in turns.items() if name in self._streams]:
             before = stream.plan if plan is not None and stream.takes_changes else None
             same = (before.order, id(before.stages), id(before.members)) if before is not None else None
             if same not in orders:
                 orders[same] = order_of(command, before)
             if (order := orders[same]) is not None:
-                stream.put(order)
+                stream.put(order, later=turn > 0 and isinstance(command, cmd.Commit))
             stream.plan = plan or stream.plan
         if isinstance(command, cmd.Commit):
             self._status.committed(self._state, time.monotonic())

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from culm.pipeline.plan import Plan
@@ -14,8 +14,12 @@ log = logging.getLogger("culm.coordinator")
 # commits behind, for good. When it attaches again it is told where the run stands.
 MOST_ORDERS = 1000
 
-# The leader puts orders in, and never waits. The Attend call takes them out and writes them (``attendance``). When the
+# The leader puts orders in, and never waits. The Attend call takes them out and writes them (``attend_call``). When the
 # node does not read, gRPC holds the call back: orders pile up here.
+#
+# What is written to many streams in one turn of the event loop gRPC sends in any order. On a busy machine it sends the
+# last one first, so the owners of the first stage, with which a step begins, heard of a commit 1 to 3 ms after all
+# others. So an order may go *later*: a turn after those that do not.
 
 
 @dataclass(eq=False, kw_only=True)
@@ -24,8 +28,9 @@ class OrderStream:
 
     node: str
     incarnation: int
-    # Invariant: the Welcome is first, orders follow in the order of decisions, and nothing counts after a None.
-    queue: "asyncio.Queue[pb.AttendResponse | None]"
+    # Each with whether it goes later. Invariant: the Welcome is first, orders follow in the order of decisions, and
+    # nothing counts after a None.
+    queue: "asyncio.Queue[tuple[pb.AttendResponse, bool] | None]"
     takes_changes: bool = False  # of the plan before, in place of a whole plan
     # The last one in the queue. Invariant: the node has it when it reads the next order, which may be a change of it.
     plan: Plan | None = None
@@ -33,7 +38,7 @@ class OrderStream:
     cut: Callable[[], object] | None = None  # ends the call of a node that does not read; None: the call is ending
     over: bool = False  # the call has ended: nothing that is still being read counts
 
-    def put(self, order: pb.AttendResponse) -> None:
+    def put(self, order: pb.AttendResponse, later: bool = False) -> None:
         if self.queue.qsize() >= MOST_ORDERS and self.cut is not None:
             log.warning(
                 "%s does not read its orders: %d wait, so its stream ends and it has to attach again",
@@ -43,4 +48,12 @@ class OrderStream:
             self.cut()
             self.cut = None
             return
-        self.queue.put_nowait(order)
+        self.queue.put_nowait((order, later))
+
+    async def orders(self) -> AsyncIterator[pb.AttendResponse]:
+        """In their order, until a None."""
+        while (next_one := await self.queue.get()) is not None:
+            order, later = next_one
+            if later:
+                await asyncio.sleep(0)
+            yield order

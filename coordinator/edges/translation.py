@@ -8,6 +8,7 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from operator import itemgetter
 
 from culm.coordinator import commands as cmd
 from culm.coordinator import reports
@@ -36,11 +37,12 @@ def addressee(command: cmd.Command) -> str | None:
     return command.node if isinstance(command, cmd.SendPlan | cmd.SendCommit | cmd.Ask | cmd.Dismiss) else None
 
 
-def in_turn(nodes: Iterable[str], plan: Plan | None) -> list[str]:
-    """Owners in the order of their stages, then the others: a step begins with the first, which waits for that."""
+def in_turn(nodes: Iterable[str], plan: Plan | None) -> dict[str, int]:
+    """Each node's turn, the first ones first: a step begins with the owners of the first stage, whose turn is 0."""
     stages = plan.stages if plan is not None else ()
     turns = {owner: s for s, stage in reversed(list(enumerate(stages))) for owner in stage.distinct_owners}
-    return sorted(nodes, key=lambda node: turns.get(node, len(stages)))
+    found = {node: turns.get(node, len(stages)) for node in nodes}
+    return dict(sorted(found.items(), key=itemgetter(1)))
 
 
 def plan_in(command: cmd.Command) -> Plan | None:

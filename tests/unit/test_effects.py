@@ -1,7 +1,11 @@
 """Orders go to whom they are for, and to those first who wait for nothing else."""
 
+import asyncio
+
+from culm.coordinator.edges.order_stream import OrderStream
 from culm.coordinator.edges.translation import in_turn
 from culm.pipeline.plan import Plan, StagePlan, Standby
+from culm.protos import coordinator_pb2 as pb
 
 
 def test_owners_are_told_in_the_order_of_their_stages_and_the_others_after_them() -> None:
@@ -11,10 +15,31 @@ def test_owners_are_told_in_the_order_of_their_stages_and_the_others_after_them(
         StagePlan(2, 3, ("c",), ()),
         StagePlan(3, 4, ("a",), ()),
     )
-    assert in_turn(
-        ["spare", "a", "b", "c", "other"], Plan(term=1, generation=1, era=1, step=0, stages=stages, members={})
-    ) == ["c", "b", "a", "spare", "other"]
+    plan = Plan(term=1, generation=1, era=1, step=0, stages=stages, members={})
+    turns = in_turn(["spare", "a", "b", "c", "other"], plan)
+    assert list(turns.items()) == [("c", 0), ("b", 1), ("a", 3), ("spare", 4), ("other", 4)]
 
 
 def test_without_a_plan_they_are_told_in_the_order_in_which_they_came() -> None:
-    assert in_turn(["b", "a"], None) == ["b", "a"]
+    assert list(in_turn(["b", "a"], None).items()) == [("b", 0), ("a", 0)]
+
+
+def test_later_orders_are_written_after_all_others_of_a_turn_and_stay_in_order() -> None:
+    streams = [OrderStream(node=node, incarnation=1, queue=asyncio.Queue()) for node in ("n1", "n0")]
+    written: list[tuple[str, int]] = []
+
+    async def write(stream: OrderStream) -> None:
+        async for order in stream.orders():
+            written.append((stream.node, order.commit.step))
+
+    async def scenario() -> None:
+        writing = [asyncio.create_task(write(stream)) for stream in streams]
+        await asyncio.sleep(0)  # both wait for an order
+        for step, stream, later in [(3, streams[0], True), (4, streams[0], False), (3, streams[1], False)]:
+            stream.put(pb.AttendResponse(commit=pb.Commit(step=step)), later)
+        for stream in streams:
+            stream.queue.put_nowait(None)
+        await asyncio.gather(*writing)
+
+    asyncio.run(scenario())
+    assert written == [("n0", 3), ("n1", 3), ("n1", 4)]
