@@ -18,7 +18,7 @@ from culm.coordinator.edges.background import Background
 from culm.coordinator.edges.billing import Billing
 from culm.coordinator.edges.coordinator_settings import CoordinatorSettings
 from culm.coordinator.edges.event_log import EventLog
-from culm.coordinator.edges.order_stream import OrderStream
+from culm.coordinator.edges.order_stream import OrderStream, turns
 from culm.coordinator.edges.origins import (
     going_on,
     left_behind,
@@ -361,18 +361,18 @@ class Leader:
         # members by identity: to compare a thousand of them for each node would cost more than the message.
         if isinstance(command, cmd.Dismiss) and not self._attends(command.node, command.incarnation):
             return  # the stream of that name is another incarnation's: its process was started again
-        node, plan = addressee(command), plan_in(command)
-        orders: dict[object, pb.AttendResponse | None] = {}
-        turns = {node: 0} if node is not None else in_turn(self._heard(), self._state.plan)
-        for stream, turn in [(self._streams[name], turn) for name, turn in turns.items() if name in self._streams]:
+        node, plan, orders = addressee(command), plan_in(command), dict[object, pb.AttendResponse | None]()
+        places = {node: 0} if node is not None else in_turn(self._heard(), self._state.plan)
+        come = turns(max(places.values(), default=0) + 1) if isinstance(command, cmd.Commit) else None
+        for stream, place in [(self._streams[name], place) for name, place in places.items() if name in self._streams]:
             before = stream.plan if plan is not None and stream.takes_changes else None
             same = (before.order, id(before.stages), id(before.members)) if before is not None else None
             if same not in orders:
                 orders[same] = order_of(command, before)
             if (order := orders[same]) is not None:
-                stream.put(order, later=turn > 0 and isinstance(command, cmd.Commit))
+                stream.put(order, come[place] if come is not None else None)
             stream.plan = plan or stream.plan
-        if isinstance(command, cmd.Commit):
+        if come is not None:
             self._status.committed(self._state, time.monotonic())
         if isinstance(command, cmd.Dismiss):  # after its order: the stream ends once the node has been told why
             self._streams.pop(command.node).queue.put_nowait(None)

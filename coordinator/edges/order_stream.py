@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
@@ -17,9 +18,26 @@ MOST_ORDERS = 1000
 # The leader puts orders in, and never waits. The Attend call takes them out and writes them (``attend_call``). When the
 # node does not read, gRPC holds the call back: orders pile up here.
 #
-# What is written to many streams in one turn of the event loop gRPC sends in any order. With four to eight nodes on two
-# cores the owner of the first stage, with which a step begins, heard of a commit up to 2.7 ms after the first to hear.
-# So an order may go *later*: a turn of the event loop after those that do not.
+# What the event loop gives gRPC other threads send, once they have a processor. On a busy machine that was when the loop
+# had nothing left to do: a commit left for all nodes at once, the last one first, and up to 3 ms after it was written.
+# So a commit goes out one stage a turn of the event loop, those first with whom a step begins, and before each further
+# turn this thread makes room. An order waits in its stream until its turn has come, and others wait behind it.
+
+
+def turns(count: int) -> list[asyncio.Event]:
+    """The first is set in the next turn of the event loop, each other one a turn after the one before."""
+    loop = asyncio.get_running_loop()
+    found = [asyncio.Event() for _ in range(count)]
+
+    def come(place: int) -> None:
+        if place:
+            os.sched_yield()
+        found[place].set()
+        if place + 1 < count:
+            loop.call_soon(come, place + 1)
+
+    loop.call_soon(come, 0)
+    return found
 
 
 @dataclass(eq=False, kw_only=True)
@@ -28,9 +46,9 @@ class OrderStream:
 
     node: str
     incarnation: int
-    # Each with whether it goes later. Invariant: the Welcome is first, orders follow in the order of decisions, and
+    # Each with its turn, if it has one. Invariant: the Welcome is first, orders follow in the order of decisions, and
     # nothing counts after a None.
-    queue: "asyncio.Queue[tuple[pb.AttendResponse, bool] | None]"
+    queue: "asyncio.Queue[tuple[pb.AttendResponse, asyncio.Event | None] | None]"
     takes_changes: bool = False  # of the plan before, in place of a whole plan
     # The last one in the queue. Invariant: the node has it when it reads the next order, which may be a change of it.
     plan: Plan | None = None
@@ -38,7 +56,7 @@ class OrderStream:
     cut: Callable[[], object] | None = None  # ends the call of a node that does not read; None: the call is ending
     over: bool = False  # the call has ended: nothing that is still being read counts
 
-    def put(self, order: pb.AttendResponse, later: bool = False) -> None:
+    def put(self, order: pb.AttendResponse, turn: asyncio.Event | None = None) -> None:
         """Never waits. ``later``: after what goes into other streams in this turn of the event loop."""
         if self.queue.qsize() >= MOST_ORDERS and self.cut is not None:
             log.warning(
@@ -49,12 +67,12 @@ class OrderStream:
             self.cut()
             self.cut = None
             return
-        self.queue.put_nowait((order, later))
+        self.queue.put_nowait((order, turn))
 
     async def orders(self) -> AsyncIterator[pb.AttendResponse]:
         """In their order, until a None."""
         while (next_one := await self.queue.get()) is not None:
-            order, later = next_one
-            if later:
-                await asyncio.sleep(0)
+            order, turn = next_one
+            if turn is not None:
+                await turn.wait()
             yield order

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from culm.coordinator.edges.order_stream import OrderStream
+from culm.coordinator.edges.order_stream import OrderStream, turns
 from culm.coordinator.edges.translation import in_turn
 from culm.pipeline.plan import Plan, StagePlan, Standby
 from culm.protos import coordinator_pb2 as pb
@@ -24,8 +24,8 @@ def test_without_a_plan_they_are_told_in_the_order_in_which_they_came() -> None:
     assert list(in_turn(["b", "a"], None).items()) == [("b", 0), ("a", 0)]
 
 
-def test_later_orders_are_written_after_all_others_of_a_turn_and_stay_in_order() -> None:
-    streams = [OrderStream(node=node, incarnation=1, queue=asyncio.Queue()) for node in ("n1", "n0")]
+def test_orders_are_written_as_their_turns_come_and_stay_in_order() -> None:
+    streams = {node: OrderStream(node=node, incarnation=1, queue=asyncio.Queue()) for node in ("n2", "n1", "n0")}
     written: list[tuple[str, int]] = []
 
     async def write(stream: OrderStream) -> None:
@@ -33,13 +33,15 @@ def test_later_orders_are_written_after_all_others_of_a_turn_and_stay_in_order()
             written.append((stream.node, order.commit.step))
 
     async def scenario() -> None:
-        writing = [asyncio.create_task(write(stream)) for stream in streams]
-        await asyncio.sleep(0)  # both wait for an order
-        for step, stream, later in [(3, streams[0], True), (4, streams[0], False), (3, streams[1], False)]:
-            stream.put(pb.AttendResponse(commit=pb.Commit(step=step)), later)
-        for stream in streams:
+        writing = [asyncio.create_task(write(stream)) for stream in streams.values()]
+        await asyncio.sleep(0)  # all wait for an order
+        come = turns(3)
+        for place, (node, stream) in reversed(list(enumerate(reversed(streams.items())))):
+            assert node == f"n{place}"
+            stream.put(pb.AttendResponse(commit=pb.Commit(step=3)), come[place])
+            stream.put(pb.AttendResponse(commit=pb.Commit(step=4)))
             stream.queue.put_nowait(None)
         await asyncio.gather(*writing)
 
     asyncio.run(scenario())
-    assert written == [("n0", 3), ("n1", 3), ("n1", 4)]
+    assert written == [(node, step) for node in ("n0", "n1", "n2") for step in (3, 4)]
