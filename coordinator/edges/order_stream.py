@@ -18,10 +18,10 @@ MOST_ORDERS = 1000
 # The leader puts orders in, and never waits. The Attend call takes them out and writes them (``attend_call``). When the
 # node does not read, gRPC holds the call back: orders pile up here.
 #
-# What the event loop gives gRPC other threads send, once they have a processor. On a busy machine that was when the loop
-# had nothing left to do: a commit left for all nodes at once, the last one first, and up to 3 ms after it was written.
-# So a commit goes out one stage a turn of the event loop, those first with whom a step begins, and before each further
-# turn this thread makes room. An order waits in its stream until its turn has come, and others wait behind it.
+# What the event loop writes other threads of gRPC send, once they have a processor. On a busy machine that was when the
+# loop had nothing left to do: a commit left for all nodes at once, the last one first, up to 3 ms after it was written.
+# So a commit goes out one stage a turn of the event loop, the first stage first, with which a step begins; before each
+# further turn this thread makes room. An order waits in its stream for its turn, and those put after it wait behind it.
 
 
 def turns(count: int) -> list[asyncio.Event]:

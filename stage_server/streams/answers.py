@@ -12,7 +12,7 @@ from culm.protos import stage_pb2, tensor_pb2
 
 # What waits, and for how long:
 #
-#     acknowledgements alone    AFTERWARDS from the first one, or until there are MANY: then one message for all
+#     acknowledgements alone    AFTERWARDS at most, or until there are MANY: then one message for all
 #     a free slot               goes at once: a sender that has lent all its slots stands still
 #     SenderOpened              goes at once: until then large pieces go over the stream
 #     Synced                    goes at once: an heir asks with a Hello, and runs nothing again before the answer
@@ -47,8 +47,12 @@ class Answers:
         self._lock = threading.Lock()
         self._waiting: list[Answer] = []
         self._due = False  # whether these wait no longer for others
-        # True for the first answer that waits, and for each one while they are due; False once the stream has ended.
-        # There may be more True than messages, but never answers that wait without one.
+        # Whether the thread that takes them waits without an end. Else it looks AFTERWARDS by itself, and is woken for
+        # what is due alone: to wake it takes the interpreter from the compute thread, which has just been given the
+        # tensor that is acknowledged.
+        self._rests = True
+        # True for the first answer after a rest, and for each one while they are due; False once the stream has ended.
+        # There may be more True than messages, but never answers that wait at a rest without one.
         self._wake: queue.SimpleQueue[bool] = queue.SimpleQueue()
 
     def put(self, answer: Answer) -> None:
@@ -56,7 +60,7 @@ class Answers:
             self._waiting.append(answer)
             count = len(self._waiting)
             self._due = self._due or not isinstance(answer, Key) or count >= MANY
-            if count == 1 or self._due:
+            if (self._rests and count == 1) or self._due:
                 self._wake.put(True)
 
     def end(self) -> None:
@@ -67,12 +71,14 @@ class Answers:
         """Until the stream has ended."""
         lasts = True
         while lasts:
-            lasts = self._wake.get()
+            if self._rests:
+                lasts = self._wake.get()
             if lasts and not self._due:  # read without the lock: another answer may only make them due
                 with contextlib.suppress(queue.Empty):
                     lasts = self._wake.get(timeout=AFTERWARDS)
             with self._lock:
                 found, self._waiting, self._due = self._waiting, [], False
+                self._rests = not found
             if found:
                 yield self._response(found)
 
