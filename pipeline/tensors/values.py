@@ -52,7 +52,7 @@ class Value:
 
     def output_and_target(self) -> tuple[Pytree, Pytree]:
         """Of an activation. A tensor requires a gradient if it does in one process. Raises NotAPytree."""
-        tensors = [tensor.detach().requires_grad_(_requires_gradient(name, tensor)) for name, tensor in self.tensors]
+        tensors = [_own(name, tensor) for name, tensor in self.tensors]
         pair = rebuilt(of_text(self.structure, len(tensors)), tensors)
         if type(pair) is not tuple or len(pair) != 2:
             raise NotAPytree("an activation without a target beside it")
@@ -102,5 +102,7 @@ class Value:
         return tensor
 
 
-def _requires_gradient(name: str, tensor: torch.Tensor) -> bool:
-    return name.startswith(OUTPUT) and (tensor.is_floating_point() or tensor.is_complex())
+def _own(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor for one forward, a leaf of its graph."""
+    requires = name.startswith(OUTPUT) and (tensor.is_floating_point() or tensor.is_complex())
+    return tensor.detach().requires_grad_() if requires else tensor.detach()

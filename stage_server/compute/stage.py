@@ -121,13 +121,14 @@ class Stage:
     def forward(self, microbatch: int, x: Pytree, target: Pytree) -> Pytree:
         """Runs a microbatch forward and keeps its graph. Returns the output, or at the last stage the loss, detached.
 
-        x: tensors [B, ...] as the first layer takes them; target as the loss takes it, None but at the last stage. A
-        tensor of the output requires a gradient if it has a graph, and that of the next stage's x is to require one.
+        x: tensors [B, ...] as the first layer takes them, which are in no other forward; target as the loss takes it,
+        None but at the last stage. A tensor of the output requires a gradient if it has a graph, and that of the next
+        stage's x is to require one.
         """
         self._enter()
         if not self.first:
-            x = mapped(lambda tensor: tensor.detach().requires_grad_(tensor.requires_grad), x)
-        # The input is also another's: the stage before keeps it for an heir that may need it again. A leaf that
+            x = mapped(lambda tensor: tensor if tensor.is_leaf else _cut_off(tensor), x)
+        # Its memory is also another's: the stage before keeps it for an heir that may need it again. A leaf that
         # requires its gradient may not be written at all.
         given = x if self._writes_input is False else mapped(copy_of, x)
         inputs, own = tensors_in(x), tensors_in(given)
@@ -187,7 +188,7 @@ class Stage:
         self._graphs[microbatch] = (inputs, tensors_in(h))
         if boundaries:
             self._boundaries = boundaries
-        return mapped(lambda tensor: tensor.detach().requires_grad_(tensor.requires_grad and not self.last), h)
+        return h.detach() if self.last else mapped(_cut_off, h)
 
     def evaluate(self, microbatch: int, x: Pytree, target: Pytree) -> Pytree | None:
         """As ``StageEvaluation.forward``, in the running step."""
@@ -330,6 +331,11 @@ class Stage:
 
 def _name_of(layer: HeldLayer) -> str:
     return f"layer {layer.index} ({type(layer.module).__name__})"
+
+
+def _cut_off(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory, without a graph."""
+    return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
 def _versions_of(tensors: list[torch.Tensor]) -> list[int]:

@@ -114,13 +114,20 @@ class Source(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Later:
+    """In a queue: the tensor goes OWN_WORK_FIRST after its turn has come."""
+
+    key: Key
+
+
 @dataclass(slots=True)
 class Stream:
     """One attempt, with a queue of its own: gRPC leaves the request thread of a broken stream waiting, and it would
     take a key from a queue that the next stream shared.
     """
 
-    queue: "queue.SimpleQueue[Key | bytes | None]" = field(default_factory=queue.SimpleQueue)
+    queue: "queue.SimpleQueue[Key | Later | bytes | None]" = field(default_factory=queue.SimpleQueue)
     slots: Slots | None = None  # None: not offered yet, or the peer is not of this machine
     rests: bool = False  # nothing is queued, and the request thread sends nothing
     send_at_once: Callable[[bytes], bool] | None = None  # None: not opened yet, or over, or not of this machine
@@ -154,15 +161,13 @@ class Sender:
         self._thread = threading.Thread(target=self._run, name=f"send-{peer.node}", daemon=True)
         self._thread.start()
 
-    # Two marks among the keys in the queue, told apart by identity. PARTIAL is a kind that no node sends.
+    # A mark among the keys in the queue, told apart by identity. PARTIAL is a kind that no node sends like this.
     HELLO = Key(0, 0, 0, PARTIAL, 0, 0)  # the plan has changed: say hello before what follows in the queue
-    PAUSE = Key(0, 0, 0, PARTIAL, 0, 1)  # sleep for OWN_WORK_FIRST before what follows
 
     def send(self, key: Key, later: bool = False) -> None:
         """Never waits. ``later``: the compute thread gets the interpreter for its next instruction first."""
         if later:
-            self._put(self.PAUSE)
-            self._put(key)
+            self._put(Later(key))
             return
         with self._turn:
             if not self._goes_at_once(key):
@@ -180,11 +185,11 @@ class Sender:
         """Waits until a closed stream has ended, at most so many seconds."""
         self._thread.join(timeout)
 
-    def _put(self, item: Key | bytes | None) -> None:
+    def _put(self, item: Key | Later | bytes | None) -> None:
         with self._turn:
             self._queue(item)
 
-    def _queue(self, item: Key | bytes | None) -> None:
+    def _queue(self, item: Key | Later | bytes | None) -> None:
         self._stream.rests = False
         self._stream.queue.put(item)
 
@@ -307,10 +312,11 @@ class Sender:
         while (item := stream.queue.get()) is not None:
             if item is self.HELLO:
                 yield encode(stage_pb2.DeliverRequest(hello=self._source.greeting()))
-            elif item is self.PAUSE:
-                time.sleep(OWN_WORK_FIRST)
             elif isinstance(item, bytes):
                 yield item
+            elif isinstance(item, Later):
+                time.sleep(OWN_WORK_FIRST)
+                yield from self._tensor(item.key, stream.slots)
             else:
                 yield from self._tensor(item, stream.slots)
             self._rests(stream)
