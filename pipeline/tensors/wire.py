@@ -179,5 +179,9 @@ class Assembler(Passing):
 
 
 def _small(size: int) -> Bytes:
-    """[size], with anything in it, where torch puts a tensor."""
-    return torch.empty(size, dtype=torch.uint8).numpy()
+    """[size], with anything in it, at an address where torch would put a tensor. By numpy: after a wait torch's own
+    way takes 30 us longer.
+    """
+    memory = np.empty(size + ALIGNMENT, np.uint8)
+    start = -memory.__array_interface__["data"][0] % ALIGNMENT
+    return memory[start : start + size]

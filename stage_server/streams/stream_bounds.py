@@ -167,7 +167,7 @@ def tensor_problem(key: Key, header: tensor_pb2.ValueHeader, run: RunShape) -> s
     if wrong := key_problem(key, run):
         return wrong
     if key.kind in CROSSES:
-        wrong = _boundary_problem(_facts_of(header), key.kind is not GRADIENT)
+        wrong = boundary_problem(header, key.kind is not GRADIENT)
         return f"{key}: {wrong}" if wrong else ""
     if wrong := header_problem(header):
         return wrong
@@ -187,26 +187,21 @@ def tensor_problem(key: Key, header: tensor_pb2.ValueHeader, run: RunShape) -> s
     return f"{key} with {wrong}" if wrong else ""
 
 
-def _facts_of(header: tensor_pb2.ValueHeader) -> bytes:
-    """All that a header says but the digest: of boundary tensors that is the same from microbatch to microbatch."""
-    facts = tensor_pb2.ValueHeader()
-    facts.CopyFrom(header)
-    facts.ClearField("digest")
-    return facts.SerializeToString()
-
-
-def _boundary_problem(facts: bytes, is_activation: bool) -> str:
-    return (_known if len(facts) <= LONGEST_KEPT else _known.__wrapped__)(facts, is_activation)
+def boundary_problem(header: tensor_pb2.ValueHeader, is_activation: bool) -> str:
+    """Of an activation, or of the gradients of one. Headers that differ in the digest alone are looked at once."""
+    known = tensor_pb2.ValueHeader()
+    known.CopyFrom(header)
+    known.ClearField("digest")
+    facts = known.SerializeToString()
+    look = _boundary_problem if len(facts) <= LONGEST_KEPT else _boundary_problem.__wrapped__
+    return look(facts, is_activation)
 
 
 @lru_cache(maxsize=64)
-def _known(facts: bytes, is_activation: bool) -> str:
+def _boundary_problem(facts: bytes, is_activation: bool) -> str:
     header = tensor_pb2.ValueHeader.FromString(facts)
-    return header_problem(header) or boundary_problem(header, is_activation)
-
-
-def boundary_problem(header: tensor_pb2.ValueHeader, is_activation: bool) -> str:
-    """Of an activation, or of the gradients of one."""
+    if wrong := header_problem(header):
+        return wrong
     if header.tallies:
         return f"{len(header.tallies)} tallies"
     if header.structure and not is_activation:
