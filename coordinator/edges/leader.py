@@ -18,7 +18,7 @@ from culm.coordinator.edges.background import Background
 from culm.coordinator.edges.billing import Billing
 from culm.coordinator.edges.coordinator_settings import CoordinatorSettings
 from culm.coordinator.edges.event_log import EventLog
-from culm.coordinator.edges.order_stream import OrderStream, turns
+from culm.coordinator.edges.order_stream import OrderStream, gates
 from culm.coordinator.edges.origins import (
     going_on,
     left_behind,
@@ -35,7 +35,7 @@ from culm.coordinator.edges.persistence import Document, from_document, to_docum
 from culm.coordinator.edges.run_status import RunStatus
 from culm.coordinator.edges.spending import SpendingLook, refuse_no_time
 from culm.coordinator.edges.store import Store
-from culm.coordinator.edges.translation import addressee, in_turn, order_of, plan_in
+from culm.coordinator.edges.translation import addressee, by_stage, order_of, plan_in
 from culm.coordinator.takeover import is_heard
 from culm.pipeline.checkpoints.manifest import Found
 from culm.pipeline.checkpoints.storage import probe, refusal
@@ -362,17 +362,17 @@ class Leader:
         if isinstance(command, cmd.Dismiss) and not self._attends(command.node, command.incarnation):
             return  # the stream of that name is another incarnation's: its process was started again
         node, plan, orders = addressee(command), plan_in(command), dict[object, pb.AttendResponse | None]()
-        places = {node: 0} if node is not None else in_turn(self._heard(), self._state.plan)
-        come = turns(max(places.values(), default=0) + 1) if isinstance(command, cmd.Commit) else None
+        places = {node: 0} if node is not None else by_stage(self._heard(), self._state.plan)
+        opened = gates(max(places.values(), default=0) + 1) if isinstance(command, cmd.Commit) else None
         for stream, place in [(self._streams[name], place) for name, place in places.items() if name in self._streams]:
             before = stream.plan if plan is not None and stream.takes_changes else None
             same = (before.order, id(before.stages), id(before.members)) if before is not None else None
             if same not in orders:
                 orders[same] = order_of(command, before)
             if (order := orders[same]) is not None:
-                stream.put(order, come[place] if come is not None else None)
+                stream.put(order, opened[place] if opened is not None else None)
             stream.plan = plan or stream.plan
-        if come is not None:
+        if opened is not None:
             self._status.committed(self._state, time.monotonic())
         if isinstance(command, cmd.Dismiss):  # after its order: the stream ends once the node has been told why
             self._streams.pop(command.node).queue.put_nowait(None)

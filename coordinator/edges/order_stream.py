@@ -20,24 +20,26 @@ MOST_ORDERS = 1000
 #
 # What the event loop writes other threads of gRPC send, once they have a processor. On a busy machine that was when the
 # loop had nothing left to do: a commit left for all nodes at once, the last one first, up to 3 ms after it was written.
-# So a commit goes out one stage a turn of the event loop, the first stage first, with which a step begins; before each
-# further turn this thread makes room. An order waits in its stream for its turn, and those put after it wait behind it.
+# So a commit goes out stage by stage, the first stage first, with which a step begins. Each stage has a gate. An order
+# waits in its stream until its gate is open, and others wait behind it. Before each other gate this thread makes room.
+
+MOST_GATES = 8  # stages from the last of these on have one gate: a microbatch takes long to come to them
 
 
-def turns(count: int) -> list[asyncio.Event]:
-    """The first is set in the next turn of the event loop, each other one a turn after the one before."""
+def gates(stages: int) -> list[asyncio.Event]:
+    """Of each stage. One more opens in each iteration of the event loop, from the next one on."""
     loop = asyncio.get_running_loop()
-    found = [asyncio.Event() for _ in range(count)]
+    found = [asyncio.Event() for _ in range(min(stages, MOST_GATES))]
 
-    def come(place: int) -> None:
+    def open_one(place: int) -> None:
         if place:
             os.sched_yield()
         found[place].set()
-        if place + 1 < count:
-            loop.call_soon(come, place + 1)
+        if place + 1 < len(found):
+            loop.call_soon(open_one, place + 1)
 
-    loop.call_soon(come, 0)
-    return found
+    loop.call_soon(open_one, 0)
+    return [*found, *found[-1:] * (stages - len(found))]
 
 
 @dataclass(eq=False, kw_only=True)
@@ -46,7 +48,7 @@ class OrderStream:
 
     node: str
     incarnation: int
-    # Each with its turn, if it has one. Invariant: the Welcome is first, orders follow in the order of decisions, and
+    # Each with its gate, if it has one. Invariant: the Welcome is first, orders follow in the order of decisions, and
     # nothing counts after a None.
     queue: "asyncio.Queue[tuple[pb.AttendResponse, asyncio.Event | None] | None]"
     takes_changes: bool = False  # of the plan before, in place of a whole plan
@@ -56,8 +58,8 @@ class OrderStream:
     cut: Callable[[], object] | None = None  # ends the call of a node that does not read; None: the call is ending
     over: bool = False  # the call has ended: nothing that is still being read counts
 
-    def put(self, order: pb.AttendResponse, turn: asyncio.Event | None = None) -> None:
-        """Never waits. ``later``: after what goes into other streams in this turn of the event loop."""
+    def put(self, order: pb.AttendResponse, gate: asyncio.Event | None = None) -> None:
+        """Never waits. ``gate``: the order is not written before it is open."""
         if self.queue.qsize() >= MOST_ORDERS and self.cut is not None:
             log.warning(
                 "%s does not read its orders: %d wait, so its stream ends and it has to attach again",
@@ -67,12 +69,12 @@ class OrderStream:
             self.cut()
             self.cut = None
             return
-        self.queue.put_nowait((order, turn))
+        self.queue.put_nowait((order, gate))
 
     async def orders(self) -> AsyncIterator[pb.AttendResponse]:
         """In their order, until a None."""
         while (next_one := await self.queue.get()) is not None:
-            order, turn = next_one
-            if turn is not None:
-                await turn.wait()
+            order, gate = next_one
+            if gate is not None:
+                await gate.wait()
             yield order

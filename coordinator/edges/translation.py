@@ -37,11 +37,11 @@ def addressee(command: cmd.Command) -> str | None:
     return command.node if isinstance(command, cmd.SendPlan | cmd.SendCommit | cmd.Ask | cmd.Dismiss) else None
 
 
-def in_turn(nodes: Iterable[str], plan: Plan | None) -> dict[str, int]:
-    """Each node's turn, the first ones first: a step begins with the owners of the first stage, whose turn is 0."""
+def by_stage(nodes: Iterable[str], plan: Plan | None) -> dict[str, int]:
+    """The first stage that each node owns, those first that own stage 0; a node that owns none comes last."""
     stages = plan.stages if plan is not None else ()
-    turns = {owner: s for s, stage in reversed(list(enumerate(stages))) for owner in stage.distinct_owners}
-    found = {node: turns.get(node, len(stages)) for node in nodes}
+    owned = {owner: s for s, stage in reversed(list(enumerate(stages))) for owner in stage.distinct_owners}
+    found = {node: owned.get(node, len(stages)) for node in nodes}
     return dict(sorted(found.items(), key=itemgetter(1)))
 
 

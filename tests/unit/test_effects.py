@@ -2,8 +2,8 @@
 
 import asyncio
 
-from culm.coordinator.edges.order_stream import OrderStream, turns
-from culm.coordinator.edges.translation import in_turn
+from culm.coordinator.edges.order_stream import MOST_GATES, OrderStream, gates
+from culm.coordinator.edges.translation import by_stage
 from culm.pipeline.plan import Plan, StagePlan, Standby
 from culm.protos import coordinator_pb2 as pb
 
@@ -16,15 +16,15 @@ def test_owners_are_told_in_the_order_of_their_stages_and_the_others_after_them(
         StagePlan(3, 4, ("a",), ()),
     )
     plan = Plan(term=1, generation=1, era=1, step=0, stages=stages, members={})
-    turns = in_turn(["spare", "a", "b", "c", "other"], plan)
-    assert list(turns.items()) == [("c", 0), ("b", 1), ("a", 3), ("spare", 4), ("other", 4)]
+    places = by_stage(["spare", "a", "b", "c", "other"], plan)
+    assert list(places.items()) == [("c", 0), ("b", 1), ("a", 3), ("spare", 4), ("other", 4)]
 
 
 def test_without_a_plan_they_are_told_in_the_order_in_which_they_came() -> None:
-    assert list(in_turn(["b", "a"], None).items()) == [("b", 0), ("a", 0)]
+    assert list(by_stage(["b", "a"], None).items()) == [("b", 0), ("a", 0)]
 
 
-def test_orders_are_written_as_their_turns_come_and_stay_in_order() -> None:
+def test_orders_are_written_as_their_gates_open_and_stay_in_order() -> None:
     streams = {node: OrderStream(node=node, incarnation=1, queue=asyncio.Queue()) for node in ("n2", "n1", "n0")}
     written: list[tuple[str, int]] = []
 
@@ -35,13 +35,23 @@ def test_orders_are_written_as_their_turns_come_and_stay_in_order() -> None:
     async def scenario() -> None:
         writing = [asyncio.create_task(write(stream)) for stream in streams.values()]
         await asyncio.sleep(0)  # all wait for an order
-        come = turns(3)
+        opened = gates(3)
         for place, (node, stream) in reversed(list(enumerate(reversed(streams.items())))):
             assert node == f"n{place}"
-            stream.put(pb.AttendResponse(commit=pb.Commit(step=3)), come[place])
+            stream.put(pb.AttendResponse(commit=pb.Commit(step=3)), opened[place])
             stream.put(pb.AttendResponse(commit=pb.Commit(step=4)))
             stream.queue.put_nowait(None)
         await asyncio.gather(*writing)
 
     asyncio.run(scenario())
     assert written == [(node, step) for node in ("n0", "n1", "n2") for step in (3, 4)]
+
+
+def test_late_stages_have_one_gate_so_that_a_long_pipeline_takes_no_more_iterations() -> None:
+    async def scenario() -> list[asyncio.Event]:
+        return gates(1000)
+
+    found = asyncio.run(scenario())
+    assert len(found) == 1000
+    assert len(set(found)) == MOST_GATES
+    assert found[MOST_GATES - 1] is found[-1]
