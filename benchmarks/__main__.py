@@ -36,7 +36,7 @@ a hundredth are done again, up to three times as many in all, and the quietest c
 keeps every core from halting: a host that gives halted cores to others takes a while to give them back.
 
 All rows but those of the grid were measured while nodes of one machine still passed small tensors through pipes. Now
-these streams are sockets, and paced steps take 1 to 3 % more than the rows say (paired: P = 4 1.6 %, P = 8 2.3 %).
+these streams are sockets, and paced steps take 1 to 3 % more than the rows say (paired: P = 4 1.6 %, P = 8 1.9 %).
 
 | measure | value | spread | floor | aim | holds | stolen |
 | --- | --- | --- | --- | --- | --- | --- |

@@ -21,13 +21,14 @@ MOST_ORDERS = 1000
 # What the event loop writes other threads of gRPC send, once they have a processor. On a busy machine that was when the
 # loop had nothing left to do: a commit left for all nodes at once, the last one first, up to 3 ms after it was written.
 # So a commit goes out stage by stage, the first stage first, with which a step begins. Each stage has a gate. An order
-# waits in its stream until its gate is open, and others wait behind it. Before each other gate this thread makes room.
+# waits in its stream until its gate is open, and later orders wait behind it. Before this thread opens another gate it
+# yields its processor to gRPC's threads.
 
-MOST_GATES = 8  # stages from the last of these on have one gate: a microbatch takes long to come to them
+MOST_GATES = 8  # later stages share the last gate: a microbatch takes long to reach them
 
 
 def gates(stages: int) -> list[asyncio.Event]:
-    """Of each stage. One more opens in each iteration of the event loop, from the next one on."""
+    """A gate for each stage. The event loop opens one in each of its next iterations."""
     loop = asyncio.get_running_loop()
     found = [asyncio.Event() for _ in range(min(stages, MOST_GATES))]
 

@@ -47,9 +47,9 @@ class Answers:
         self._lock = threading.Lock()
         self._waiting: list[Answer] = []
         self._due = False  # whether these wait no longer for others
-        # Whether the thread that takes them waits without an end. Else it looks AFTERWARDS by itself, and is woken for
-        # what is due alone: to wake it takes the interpreter from the compute thread, which has just been given the
-        # tensor that is acknowledged.
+        # Whether the thread that takes them waits until it is woken. Else it looks again after AFTERWARDS, and is woken
+        # only for what is due: each time it would take the interpreter from the compute thread, which has just been
+        # given the tensor that is acknowledged.
         self._rests = True
         # True for the first answer after a rest, and for each one while they are due; False once the stream has ended.
         # There may be more True than messages, but never answers that wait at a rest without one.

@@ -116,7 +116,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Later:
-    """In a queue: the tensor goes OWN_WORK_FIRST after its turn has come."""
+    """In a queue: the sending thread sleeps for OWN_WORK_FIRST before it sends this tensor."""
 
     key: Key
 
@@ -161,7 +161,7 @@ class Sender:
         self._thread = threading.Thread(target=self._run, name=f"send-{peer.node}", daemon=True)
         self._thread.start()
 
-    # A mark among the keys in the queue, told apart by identity. PARTIAL is a kind that no node sends like this.
+    # A mark among the keys in the queue, told apart by identity: a PARTIAL of no pipelines, which no node sends.
     HELLO = Key(0, 0, 0, PARTIAL, 0, 0)  # the plan has changed: say hello before what follows in the queue
 
     def send(self, key: Key, later: bool = False) -> None:
