@@ -1,7 +1,5 @@
 """What the receiver of a stream answers its sender, in order: acknowledgements, credits, what it has heard."""
 
-import contextlib
-import queue
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -44,41 +42,39 @@ class Answers:
 
     def __init__(self, incarnation: int) -> None:
         self._incarnation = incarnation
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._waiting: list[Answer] = []
         self._due = False  # whether these wait no longer for others
         # Whether the thread that takes them waits until it is woken. Else it looks again after AFTERWARDS, and is woken
         # only for what is due: each time it would take the interpreter from the compute thread, which has just been
         # given the tensor that is acknowledged.
         self._rests = True
-        # True for the first answer after a rest, and for each one while they are due; False once the stream has ended.
-        # There may be more True than messages, but never answers that wait at a rest without one.
-        self._wake: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._ended = False
 
     def put(self, answer: Answer) -> None:
-        with self._lock:
+        with self._changed:
             self._waiting.append(answer)
             count = len(self._waiting)
             self._due = self._due or not isinstance(answer, Key) or count >= MANY
             if (self._rests and count == 1) or self._due:
-                self._wake.put(True)
+                self._changed.notify()
 
     def end(self) -> None:
         """The stream has ended."""
-        self._wake.put(False)
+        with self._changed:
+            self._ended = True
+            self._changed.notify()
 
     def for_stream(self) -> Iterator[stage_pb2.DeliverResponse]:
         """Until the stream has ended."""
-        lasts = True
-        while lasts:
-            if self._rests:
-                lasts = self._wake.get()
-            if lasts and not self._due:  # read without the lock: another answer may only make them due
-                with contextlib.suppress(queue.Empty):
-                    lasts = self._wake.get(timeout=AFTERWARDS)
-            with self._lock:
+        ended = False
+        while not ended:
+            with self._changed:
+                if self._rests:
+                    self._changed.wait_for(lambda: self._waiting or self._ended)
+                self._changed.wait_for(lambda: self._due or self._ended, AFTERWARDS)
                 found, self._waiting, self._due = self._waiting, [], False
-                self._rests = not found
+                self._rests, ended = not found, self._ended
             if found:
                 yield self._response(found)
 
