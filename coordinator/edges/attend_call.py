@@ -92,7 +92,7 @@ class AttendCalls:
             node=join.node, incarnation=join.incarnation, queue=asyncio.Queue(), takes_changes=join.takes_changes
         )
         stream.put(self._welcome())  # before any order: a node reads the job and the term first
-        if not self._leader.attach(stream):
+        if not self._leader.publisher.attach(stream):
             why = f"another process already runs as {join.node}: give this one its own --name"
             await context.write(pb.AttendResponse(dismiss=pb.Dismiss(why=why)))
             return

@@ -18,7 +18,7 @@ from culm.coordinator.edges.background import Background
 from culm.coordinator.edges.billing import Billing
 from culm.coordinator.edges.coordinator_settings import CoordinatorSettings
 from culm.coordinator.edges.event_log import EventLog
-from culm.coordinator.edges.order_stream import OrderStream, gates
+from culm.coordinator.edges.order_stream import OrderStream
 from culm.coordinator.edges.origins import (
     going_on,
     left_behind,
@@ -32,11 +32,10 @@ from culm.coordinator.edges.origins import (
     with_best_before,
 )
 from culm.coordinator.edges.persistence import Document, from_document, to_document
+from culm.coordinator.edges.publisher import Publisher
 from culm.coordinator.edges.run_status import RunStatus
 from culm.coordinator.edges.spending import SpendingLook, refuse_no_time
 from culm.coordinator.edges.store import Store
-from culm.coordinator.edges.translation import addressee, by_stage, order_of, plan_in
-from culm.coordinator.takeover import is_heard
 from culm.pipeline.checkpoints.manifest import Found
 from culm.pipeline.checkpoints.storage import probe, refusal
 from culm.pipeline.errors import JobError
@@ -81,7 +80,7 @@ PROBE_SECONDS = 30.0
 
 
 class Leader:
-    """Holds the state, the order streams and the event log, of one term after another: see ``lead``."""
+    """Holds the state, the publisher and the event log, of one term after another: see ``lead``."""
 
     def __init__(self, settings: CoordinatorSettings, store: Store) -> None:
         self.settings = settings
@@ -95,8 +94,7 @@ class Leader:
         self.background = Background(self.fail)
         self._store = store
         self._job = job_to_toml(settings.job)  # persisted with the state: a successor compares its own job (rule 23)
-        # By node. Invariant: of the newest incarnation that has attached; an older stream has ended, or is ending.
-        self._streams: dict[str, OrderStream] = {}
+        self.publisher = Publisher()
         # Invariant: only ``lead`` and ``take`` change it. Whoever awaits something may find another one afterwards.
         self._state = begin(settings.decisions())
         self._unwritten = False  # whether a decision named Persist, and its state is not in the store's queue yet
@@ -131,7 +129,7 @@ class Leader:
         """
         above = self.outranked.above if self.outranked is not None else 0
         self._archive.lead(first=not above)
-        self.end_streams()
+        self.publisher.end()
         term = await self._store.acquire(above)
         document = await self._store.load()
         self.begun = float((document or {}).get("begun") or self.begun or time.time())
@@ -238,42 +236,13 @@ class Leader:
 
     # ---- nodes ------------------------------------------------------------------------------------------------------
 
-    def attach(self, stream: OrderStream) -> bool:
-        """The node's orders go to this stream from now on; an older one ends. False: a newer incarnation attends."""
-        before = self._streams.get(stream.node)
-        if before is not None and before.incarnation > stream.incarnation:
-            return False
-        if before is not None:
-            before.queue.put_nowait(None)
-        self._streams[stream.node] = stream
-        return True
-
     def detach(self, stream: OrderStream, why: str) -> None:
         """The stream ended without a word. One that was replaced says nothing about the node.
 
         Both halves of a stream call this; the first call counts, so a break is reported once.
         """
-        if self._streams.get(stream.node) is stream:
-            del self._streams[stream.node]
+        if self.publisher.detach(stream):
             self.take(reports.StreamBroken(stream.node, stream.incarnation, why))
-
-    def send(self, node: str, order: pb.AttendResponse) -> bool:
-        """Queues an order; False if the node is not attached."""
-        stream = self._streams.get(node)
-        if stream is None:
-            return False
-        stream.put(order)
-        return True
-
-    def _attends(self, node: str, incarnation: int) -> bool:
-        stream = self._streams.get(node)
-        return stream is not None and stream.incarnation == incarnation
-
-    def end_streams(self) -> None:
-        """Ends every node's order stream: nodes wait for the next coordinator."""
-        for stream in self._streams.values():
-            stream.queue.put_nowait(None)
-        self._streams.clear()
 
     def heard(self, heartbeat: reports.Heartbeat) -> None:
         """Keeps a heartbeat for the next decision, whatever that is on, and shows it in Redis to anybody who looks."""
@@ -338,7 +307,9 @@ class Leader:
         elif isinstance(command, cmd.ForStorage):
             self._archive.carry_out(command)
         else:
-            self._send(command)
+            self.publisher.publish(command, self._state)
+            if isinstance(command, cmd.Commit):
+                self._status.committed(self._state, time.monotonic())
 
     def _write(self) -> None:
         if self._unwritten and self.outranked is None:
@@ -354,31 +325,6 @@ class Leader:
         self._write()
         self.log.sum_up()
         await self._store.close()
-
-    def _send(self, command: cmd.Command) -> None:
-        """The order goes to whom it is for: one and the same message to all who were sent the same plan last."""
-        # A thousand nodes mostly know the same plan, so the change of it is made once. ``same`` compares its stages and
-        # members by identity: to compare a thousand of them for each node would cost more than the message.
-        if isinstance(command, cmd.Dismiss) and not self._attends(command.node, command.incarnation):
-            return  # the stream of that name is another incarnation's: its process was started again
-        node, plan, orders = addressee(command), plan_in(command), dict[object, pb.AttendResponse | None]()
-        places = {node: 0} if node is not None else by_stage(self._heard(), self._state.plan)
-        opened = gates(max(places.values(), default=0) + 1) if isinstance(command, cmd.Commit) else None
-        for stream, place in [(self._streams[name], place) for name, place in places.items() if name in self._streams]:
-            before = stream.plan if plan is not None and stream.takes_changes else None
-            same = (before.order, id(before.stages), id(before.members)) if before is not None else None
-            if same not in orders:
-                orders[same] = order_of(command, before)
-            if (order := orders[same]) is not None:
-                stream.put(order, opened[place] if opened is not None else None)
-            stream.plan = plan or stream.plan
-        if opened is not None:
-            self._status.committed(self._state, time.monotonic())
-        if isinstance(command, cmd.Dismiss):  # after its order: the stream ends once the node has been told why
-            self._streams.pop(command.node).queue.put_nowait(None)
-
-    def _heard(self) -> list[str]:
-        return [name for name in self._streams if is_heard(self._state, name)]
 
     def _record(self, record: cmd.Record) -> None:
         state = self._state

@@ -117,7 +117,7 @@ class Service(CoordinatorServicer):
         except ValueError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         node = self._leader.state.nodes.get(request.node)
-        if node is None or not self._leader.send(request.node, pb.AttendResponse(die=pb.Die(at=request.at))):
+        if node is None or not self._leader.publisher.send(request.node, pb.AttendResponse(die=pb.Die(at=request.at))):
             known = ", ".join(self._leader.state.nodes) or "none"
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no node {request.node!r} is attached; there are: {known}")
         assert node is not None
@@ -231,13 +231,13 @@ async def serve(settings: CoordinatorSettings, stop: asyncio.Event) -> int:
     code = 0
     if lead.done():
         last_line("coordinator", f"{lead.exception()}; this one steps down")
-        leader.end_streams()
+        leader.publisher.end()
         code = 1
     else:
         lead.cancel()
         # A stop is not an end (rule 17): the nodes are told nothing, keep what they hold and wait for the next one.
         log.info("told to stop: its nodes keep their state and wait for another coordinator of run %s", settings.run)
-        leader.end_streams()
+        leader.publisher.end()
     await server.stop(GRACE_SECONDS)
     tracked.cancel()
     await tracking.close()
