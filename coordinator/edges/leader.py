@@ -55,7 +55,7 @@ PROBE_SECONDS = 30.0
 #     acquire    the store issues a term, above every one that the store, its state or the nodes know (rule 15)
 #     load       what the leader before persisted; where that is nothing, what checkpoints and nodes tell
 #     decide     a report comes in, ``advance`` gives commands; no await in between
-#     publish    each order goes into the queues of its nodes' streams, in the order of decisions
+#     publish    each order goes into the queues of its nodes' streams, in the order of decisions (``publisher``)
 #     record     each event goes into the log, and into the store's queue
 #     persist    the newest state goes into the store's queue, in the next turn of the event loop
 #     end        LeadAnew: every stream ends, and a higher term is acquired. LostLease: the process ends
