@@ -6,7 +6,6 @@ forward and 20 ms backward off the CPU; the ideal step of 1F1B takes (M + P - 1)
 
 import argparse
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from pathlib import Path
 from benchmarks.awake import awake_cores
 from benchmarks.paced import BACKWARD, FORWARD, job_file
 from benchmarks.priorities import allowed, later_first
+from benchmarks.programs import said_by
 from culm.local.cluster import LocalCluster
 from culm.local.training import train
 from culm.pipeline.job import load_job
@@ -76,8 +76,7 @@ def bare_step(stages: int, microbatches: int, steps: int, priorities: bool = Fal
 
 def told(module: str, *shape: int, more: Sequence[str] = ()) -> float:
     words = [sys.executable, "-m", module, *map(str, shape), str(WARM), *more]
-    done = subprocess.run(words, cwd=ROOT, check=True, capture_output=True, text=True)
-    return float(done.stdout.strip().split("\n")[-1])
+    return float(said_by(words).strip().split("\n")[-1])
 
 
 @awake_cores()

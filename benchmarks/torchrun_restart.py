@@ -12,7 +12,6 @@ import os
 import random
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
@@ -30,6 +29,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from benchmarks.paced import BACKWARD, FORWARD, Paced, dataset
+from benchmarks.programs import said_by
 from benchmarks.torch_pipelining import batch, feed
 
 STAGES, MICROBATCHES = 4, 8
@@ -39,7 +39,6 @@ WARM = 4  # steps that do not count
 EVERY = 20
 AFTER = 3  # steps of a run after the one with the kill
 LIMIT = 300.0  # seconds for a run
-ROOT = Path(__file__).parents[1]
 BYTECODE = Path(__file__).with_name("__pycache__") / "torchrun"
 # Names that differ from stage to stage, in the optimizer's state too: the ranks save into one checkpoint.
 OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
@@ -115,7 +114,7 @@ def lost_seconds(victim: int, offset: int, share: float) -> float:
         # Where nobody compiled torch's modules at installation, a restart finds those that the first start compiled.
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
         environment["PYTHONPYCACHEPREFIX"] = str(BYTECODE)
-        subprocess.run(words, cwd=ROOT, env=environment, check=True, capture_output=True, text=True, timeout=LIMIT)
+        said_by(words, environment, LIMIT)
         killed = float((folder / "killed").read_text())
         told = [line.split() for line in (folder / "steps").read_text().splitlines()]
     done = [(int(life), int(step), float(at)) for life, step, at in told]

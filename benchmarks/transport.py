@@ -9,13 +9,11 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
-from pathlib import Path
 
 from benchmarks.awake import awake_cores
+from benchmarks.programs import said_by
 
-ROOT = Path(__file__).parents[1]
 WAYS = ("culm", "stream", "gloo")
 SIZES = (1, 4, 16, 64)  # MiB
 TOTAL = 768  # MiB a measure
@@ -27,8 +25,7 @@ def measure(way: str, mib: int) -> tuple[float, float]:
     """GB/s, and CPU seconds per GB of both sides."""
     words = [sys.executable, "-m", "benchmarks.transport_peers", way, str(mib), str(TOTAL // mib)]
     environment = {**os.environ, **ALLOCATOR, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(words, cwd=ROOT, env=environment, check=True, capture_output=True, text=True)
-    told = json.loads(done.stdout.strip().split("\n")[-1])
+    told = json.loads(said_by(words, environment).strip().split("\n")[-1])
     gb = TOTAL * (1 << 20) / 1e9
     return gb / told["seconds"], told["cpu"] / gb
 
