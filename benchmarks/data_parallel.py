@@ -18,7 +18,7 @@ from benchmarks.gradient_bytes import of_a_ring, predicted
 from benchmarks.measure import Measure
 from benchmarks.pipelining import WARM
 from benchmarks.processes import cpu_seconds
-from benchmarks.programs import said_by
+from benchmarks.programs import told_by
 from benchmarks.transport import ALLOCATOR
 from culm.local.cluster import LocalCluster
 from culm.local.training import train
@@ -97,7 +97,7 @@ def torch_step(steps: int, alone: bool = False) -> Calm:
     words = [sys.executable, "-m", "benchmarks.torch_parallel", str(REPLICAS), str(MICROBATCHES)]
     words += [str(SECONDS / MICROBATCHES), str(steps), str(WARM), *(["alone"] if alone else [])]
     environment = {**os.environ, **ALLOCATOR, "OMP_NUM_THREADS": "1"}
-    told = json.loads(said_by(words, environment).strip().split("\n")[-1])
+    told = json.loads(told_by(words, environment))
     return Calm(told["seconds"], told["cpu"])
 
 

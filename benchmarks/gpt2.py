@@ -32,7 +32,7 @@ import torch
 from benchmarks.data_parallel import calm_step
 from benchmarks.idle_cost import PLAIN
 from benchmarks.processes import cpu_seconds, memory
-from benchmarks.programs import said_by
+from benchmarks.programs import told_by
 from culm.local.cluster import LocalCluster
 from culm.local.kills import Kill
 from culm.local.training import train
@@ -146,7 +146,7 @@ def plain_step(job_file: Path, steps: int) -> float:
 
     def took(count: int) -> float:
         words = [sys.executable, "-c", PLAIN, str(job_file), f"job.steps={count}", "job.threads=2"]
-        return float(said_by(words))
+        return float(told_by(words))
 
     return (took(steps) - took(WARM)) / (steps - WARM)
 

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.awake import awake_cores
-from benchmarks.programs import said_by
+from benchmarks.programs import told_by
 from culm.local.cluster import LocalCluster
 from culm.local.training import train
 from culm.pipeline.job import load_job
@@ -27,7 +27,7 @@ print(run_plain(load_job(sys.argv[1], sys.argv[2:])).seconds)
 def plain_seconds(overrides: list[str]) -> float:
     """The plain loop in a process of its own, its steps alone."""
     words = [sys.executable, "-c", PLAIN, str(JOB), *overrides, "job.threads=2"]
-    return float(said_by(words))
+    return float(told_by(words))
 
 
 def pipeline_seconds(overrides: list[str]) -> float:

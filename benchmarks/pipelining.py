@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.awake import awake_cores
 from benchmarks.paced import BACKWARD, FORWARD, job_file
 from benchmarks.priorities import allowed, later_first
-from benchmarks.programs import said_by
+from benchmarks.programs import told_by
 from culm.local.cluster import LocalCluster
 from culm.local.training import train
 from culm.pipeline.job import load_job
@@ -76,7 +76,7 @@ def bare_step(stages: int, microbatches: int, steps: int, priorities: bool = Fal
 
 def told(module: str, *shape: int, more: Sequence[str] = ()) -> float:
     words = [sys.executable, "-m", module, *map(str, shape), str(WARM), *more]
-    return float(said_by(words).strip().split("\n")[-1])
+    return float(told_by(words))
 
 
 @awake_cores()

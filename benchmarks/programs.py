@@ -8,10 +8,11 @@ ROOT = Path(__file__).parents[1]
 MOST_TOLD = 4000  # characters of what a program that failed had written last
 
 
-def said_by(words: Sequence[str], environment: Mapping[str, str] | None = None, limit: float | None = None) -> str:
-    """What a program writes to its standard output, run in the repository's root.
+def told_by(words: Sequence[str], environment: Mapping[str, str] | None = None, limit: float | None = None) -> str:
+    """The last line that a program writes to its standard output, run in the repository's root.
 
-    ``limit``: seconds. Raises CalledProcessError where it fails, with a note: what it wrote to its standard error last.
+    ``limit``: seconds, after which it raises TimeoutExpired. Raises CalledProcessError where the program fails, with a
+    note: what it wrote to its standard error last.
     """
     try:
         done = subprocess.run(
@@ -20,4 +21,4 @@ def said_by(words: Sequence[str], environment: Mapping[str, str] | None = None, 
     except subprocess.CalledProcessError as error:
         error.add_note(f"it wrote:\n{error.stderr[-MOST_TOLD:]}")
         raise
-    return done.stdout
+    return done.stdout.strip().split("\n")[-1]

@@ -29,7 +29,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from benchmarks.paced import BACKWARD, FORWARD, Paced, dataset
-from benchmarks.programs import said_by
+from benchmarks.programs import told_by
 from benchmarks.torch_pipelining import batch, feed
 
 STAGES, MICROBATCHES = 4, 8
@@ -114,7 +114,7 @@ def lost_seconds(victim: int, offset: int, share: float) -> float:
         # Where nobody compiled torch's modules at installation, a restart finds those that the first start compiled.
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
         environment["PYTHONPYCACHEPREFIX"] = str(BYTECODE)
-        said_by(words, environment, LIMIT)
+        told_by(words, environment, LIMIT)
         killed = float((folder / "killed").read_text())
         told = [line.split() for line in (folder / "steps").read_text().splitlines()]
     done = [(int(life), int(step), float(at)) for life, step, at in told]

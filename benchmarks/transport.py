@@ -12,7 +12,7 @@ import statistics
 import sys
 
 from benchmarks.awake import awake_cores
-from benchmarks.programs import said_by
+from benchmarks.programs import told_by
 
 WAYS = ("culm", "stream", "gloo")
 SIZES = (1, 4, 16, 64)  # MiB
@@ -25,7 +25,7 @@ def measure(way: str, mib: int) -> tuple[float, float]:
     """GB/s, and CPU seconds per GB of both sides."""
     words = [sys.executable, "-m", "benchmarks.transport_peers", way, str(mib), str(TOTAL // mib)]
     environment = {**os.environ, **ALLOCATOR, "OMP_NUM_THREADS": "1"}
-    told = json.loads(said_by(words, environment).strip().split("\n")[-1])
+    told = json.loads(told_by(words, environment))
     gb = TOTAL * (1 << 20) / 1e9
     return gb / told["seconds"], told["cpu"] / gb
 
