@@ -17,9 +17,9 @@ HEAD = """# The job file
 
 Made from `pipeline/job_sections.py` by `python -m culm.pipeline.job_page`: change it there.
 
-A job is a TOML file: a section for each heading below, a key for each row. A key without a default has to be there. On
-the command line `--set section.key=value` changes one. [examples/digits_mlp.toml](../examples/digits_mlp.toml) is a
-whole one.
+A job is a TOML file: a section for each heading below, a key for each row. `[evaluate]`, `[checkpoint]`, `[track]` and
+`[graph]` may be left out; in a section that is there, so has to be each key without a default. On the command line
+`--set section.key=value` changes one. [examples/digits_mlp.toml](../examples/digits_mlp.toml) is a whole job.
 
 What stands as `module:callable` is your code, named as in an import. `culm run` and the other commands find the module
 beside the job file, in the current folder, on `PYTHONPATH`, or installed. A `culm stage` on another machine has no job

@@ -153,7 +153,10 @@ class DataSection(Section):
         Field(ge=0, le=256),
         "processes that load samples ahead, of each node that takes samples; 0: it loads them itself, while it waits",
     ] = 0
-    tokens_per_sample: Annotated[Count | None, "for the cost of a million tokens, and for nothing else"] = None
+    tokens_per_sample: Annotated[
+        Count | None,
+        "for figures alone: tokens trained on, tokens a second, and what a million cost; it changes no bit",
+    ] = None
 
 
 class TrainSection(Section):
@@ -180,8 +183,8 @@ class TrainSection(Section):
     ] = None
     schedule: Annotated[
         Factory | None,
-        "a class of torch.optim.lr_scheduler; or a function whose first argument is `optimizer` and which returns such "
-        "a scheduler; or one of the step, which returns the learning rate's factor",
+        "a class of torch.optim.lr_scheduler other than ReduceLROnPlateau; or a function whose first argument is "
+        "`optimizer` and which returns such a scheduler; or one of the step, which returns the learning rate's factor",
     ] = None
     schedule_args: Annotated[Arguments, "what it is called with beside that"] = {}
     precision: Annotated[

@@ -31,7 +31,7 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         "checkpoint",
         help="list, verify and export checkpoints; have a run write one now",
         description="Lists, verifies or exports the checkpoints under a URL: file://, s3://, gs://, az:// or a path. "
-        "now has a run write one.",
+        "culm checkpoint now has a run write one.",
         epilog="example: culm checkpoint export file:///tmp/culm --out model.safetensors",
     )
     actions = parser.add_subparsers(metavar="ACTION", required=True)

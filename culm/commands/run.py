@@ -44,7 +44,8 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
 def add_job_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of every command that runs a job."""
     parser.add_argument("job", metavar="JOB.toml", help="the job file")
-    parser.add_argument("--nodes", type=flags.nodes, metavar="N", help="nodes to start; default: one for each stage")
+    nodes = "nodes to start; default: one for each stage, or graph.servers of a job on a graph"
+    parser.add_argument("--nodes", type=flags.nodes, metavar="N", help=nodes)
     parser.add_argument(
         "--spares", type=flags.nodes, default=0, metavar="K", help="nodes to start beside --nodes; default: 0"
     )

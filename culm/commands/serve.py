@@ -73,7 +73,9 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     )
     coordinator.add_argument("--name", type=name, default=env("CULM_NAME"), help=again)
     many = flags.whole(0, 100_000)
-    wait = "nodes to wait for before training begins; default: CULM_NODES, else 0: one for each stage"
+    wait = (
+        "nodes to wait for before training begins; default: CULM_NODES, else 0: one for each stage, or one with [graph]"
+    )
     coordinator.add_argument("--nodes", type=many, default=env("CULM_NODES", "0"), metavar="N", help=wait)
     spares = "nodes that [pipeline] most_stages leaves without a stage, to repair with; default: CULM_SPARES, else 1"
     coordinator.add_argument("--spares", type=many, default=env("CULM_SPARES", "1"), metavar="K", help=spares)
@@ -89,7 +91,7 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     coordinator.add_argument("--resume", type=url, default=env("CULM_RESUME"), metavar="URL", help=newest)
     new_run = "nobody has led this run before: begin at once at step 0, whatever checkpoints there are"
     coordinator.add_argument("--new-run", action="store_true", help=new_run)
-    flags.add_allowed(coordinator, env("CULM_ALLOW"))
+    flags.add_allowed(coordinator, "CULM_ALLOW")
     kill = "let operators kill nodes, as the dashboard's button does; also CULM_ALLOW_KILL=1"
     flags.add_switch(coordinator, "--allow-kill", "CULM_ALLOW_KILL", kill)
     flags.add_switch(coordinator, "--reflection", "CULM_REFLECTION", REFLECTION)
@@ -133,7 +135,7 @@ def _add_node(
         type=flags.optional(flags.host),
         default=env("CULM_ADVERTISE", ""),
         metavar="HOST[:PORT]",
-        help="where other nodes reach this one; default: where it listens, or the address that it dials from",
+        help="where other nodes reach this one; default: CULM_ADVERTISE, else where it listens, or what it dials from",
     )
     stage.add_argument(
         "--name",
@@ -180,7 +182,7 @@ def _add_node(
         "--spill-folder",
         default=env("CULM_SPILL_FOLDER", "/var/tmp"),
         metavar="FOLDER",
-        help="where they go, on a disk; default: CULM_SPILL_FOLDER, else /var/tmp",
+        help="a folder on a disk, for tensors that memory has no room for; default: CULM_SPILL_FOLDER, else /var/tmp",
     )
     stage.add_argument(
         "--drain-seconds",

@@ -45,7 +45,8 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     parser.add_argument(
         "--speed", type=speed, default=1.0, help="how many times as fast to play a recorded run; default: 1"
     )
-    flags.add_switch(parser, "--insecure", "CULM_INSECURE", "listen where other machines reach it, without a password")
+    insecure = "listen where other machines reach it, without a password; also CULM_INSECURE=1"
+    flags.add_switch(parser, "--insecure", "CULM_INSECURE", insecure)
     parser.set_defaults(command=ui)
 
 

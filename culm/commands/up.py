@@ -47,7 +47,7 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     parser.add_argument("--on", type=engines, default=LOCAL, metavar="ENGINE", help=on)
     option = "an option of the engine; --with help lists them"
     parser.add_argument("--with", dest="options", action="append", default=[], metavar="KEY=VALUE", help=option)
-    dry = "print what the cluster would be told, and what it says against it; start nothing, and write nothing"
+    dry = "print what the cluster would be told, and why it would refuse; start nothing, and write nothing"
     parser.add_argument("--dry-run", action="store_true", help=dry)
     add_cluster_arguments(parser)
     parser.add_argument("--no-ui", action="store_true", help="do not start the dashboard")

@@ -141,7 +141,7 @@ def add_coordinator(parser: argparse.ArgumentParser) -> None:
     )
     default = from_environment("CULM_COORDINATOR") or None  # None: ``named_cluster.coordinator_of`` finds it
     parser.add_argument("--coordinator", type=address, default=default, metavar="HOST:PORT", help=what)
-    cluster = "that of a cluster which culm up started, with its certificate"
+    cluster = "ask the coordinator of this cluster, which culm up started, with the cluster's certificate"
     parser.add_argument("--cluster", type=optional(name), default="", metavar="NAME", help=cluster)
 
 
@@ -192,8 +192,11 @@ def allowed(text: str) -> str:
     return text
 
 
-def add_allowed(parser: argparse.ArgumentParser, default: str = "") -> None:
-    what = f"what may differ from the checkpoint of --resume: some of {','.join(PARTS)}"
+def add_allowed(parser: argparse.ArgumentParser, variable: str = "") -> None:
+    """``variable``: of the environment, which gives what is allowed where the flag is not given."""
+    default = from_environment(variable) if variable else ""
+    known = f"{variable}, else none" if variable else "none"
+    what = f"what may differ from the checkpoint of --resume: some of {','.join(PARTS)}; default: {known}"
     parser.add_argument("--allow", type=allowed, default=default, metavar="PARTS", help=what)
 
 

@@ -14,8 +14,8 @@ HEAD = """# Events
 
 Made from `pipeline/money/kinds.py` by `python -m culm.pipeline.money.events_page`: change it there.
 
-What happens to a run is a log of events. `culm events [--follow] [--kind lost,plan] [--json]` prints it; the cost, the
-dashboard, the metrics and `culm replay` are derived from it and from nothing else.
+What happens to a run is a log of events. `culm events [--follow] [--kind lost,plan] [--json]` prints it; the
+cost, the metrics' counters, and the dashboard's curves and incidents come from it.
 
 On a terminal the colours say what matters: red is a lost node and whatever stops training, yellow what may need
 somebody, green what is whole again. Elsewhere `culm events` prints plain text, a line for each event, and one with the
