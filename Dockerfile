@@ -9,7 +9,7 @@ WORKDIR /build
 COPY constraints.txt ./
 COPY deploy/docker/ deploy/docker/
 
-# What both need. The images share these layers.
+# What all three need. The images share these layers.
 FROM venv AS packages
 RUN /venv/bin/pip install -c constraints.txt -r deploy/docker/common.txt
 

@@ -35,8 +35,9 @@ Stolen is the share of the cores' time that the machine's host gave to others, i
 a hundredth are done again, up to three times as many in all, and the quietest count. A loop of the lowest priority
 keeps every core from halting: a host that gives halted cores to others takes a while to give them back.
 
-All rows but those of the grid were measured while nodes of one machine still passed small tensors through pipes. Now
-these streams are sockets, and paced steps take 1 to 3 % more than the rows say (paired: P = 4 1.6 %, P = 8 1.9 %).
+The rows from "a node of 8 is lost" to the end are of the present version. Those above were measured while nodes of one
+machine still passed small tensors through pipes. Now these streams are sockets, and paced steps take 1 to 3 % more than
+the rows say (paired: P = 4 1.6 %, P = 8 1.9 %).
 
 | measure | value | spread | floor | aim | holds | stolen |
 | --- | --- | --- | --- | --- | --- | --- |
@@ -85,14 +86,15 @@ The dot is the median, the bar the spread of the rounds. Values far beyond floor
 - Memory: what a node has in a run of one stage beside parameters and optimizer, in gradients of the stage. The C
   library keeps what was freed, so the heap in use is told beside it; "counted" is without buffers that wait. What gRPC
   has under way, between machines of their own, is part of all of them.
-- GPT-2 small (124 million parameters, tied, AdamW, clipping; `python -m benchmarks.gpt2`), 8 samples of 256 tokens a
-  step, four nodes on two cores: a step took 10.6 and 11.0 s with lazy redundancy, 9.4 and 9.7 s without it, 9.7 and
-  10.1 s in the plain loop with two threads. 432 MB of gradients were shipped a step; a node's memory was 2.3 to 3.4 GB
-  at most, without redundancy 1.8 to 2.5. A spare was given 1,020 MB in 1.01 of the time that they take at the set pace.
-  A step with a checkpoint of 1,956 MB to write took 3.5 and 4.5 CPU seconds more than the others of its run (two runs
-  of 18 steps), and a bare process that hashes and writes as much beside the same training 5.7 and 4.2: 0.62 and 1.06
-  of it. The writing threads alone took 5.8, of which 4.3 are the kernel's copying to files. Where steps are so short
-  that a commit comes first, the layers are copied for it, at 0.4 s a GB.
+- GPT-2 small (124 million parameters, tied, AdamW, clipping; `python -m benchmarks.gpt2 steps`, `seeding`,
+  `checkpoint`), 8 samples of 256 tokens a step, four nodes on two cores: a step took 10.6 and 11.0 s with lazy
+  redundancy, 9.4 and 9.7 s without it, 9.7 and 10.1 s in the plain loop with two threads. 432 MB of gradients were
+  shipped a step; a node's memory was 2.3 to 3.4 GB at most, without redundancy 1.8 to 2.5. A spare was given 1,020 MB
+  in 1.01 of the time that they take at the set pace. A step with a checkpoint of 1,956 MB to write took 3.5 and 4.5 CPU
+  seconds more than the others of its run (two runs of 18 steps), and a bare process that hashes and writes as much
+  beside the same training 5.7 and 4.2: 0.62 and 1.06 of it. The writing threads alone took 5.8, of which 4.3 are the
+  kernel's copying to files. Where steps are so short that a commit comes first, the layers are copied for it, at 0.4 s
+  a GB.
 - On a card (one NVIDIA H200, torch 2.11; `python -m benchmarks.card`): of a Transformer block of 1,024 numbers, 12.6
   million parameters, for 8 x 512 tokens in float32. A forward takes 6.5 ms and a backward 9.4 ms, from and to ordinary
   host memory, where tensors of other nodes come in; plain PyTorch takes 3.2 and 6.5 ms, with its input on the card. To

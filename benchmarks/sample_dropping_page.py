@@ -24,7 +24,8 @@ EXACT = "culm: nothing dropped"
 
 HEAD = """# What dropped samples cost
 
-Made by `python -m benchmarks.sample_dropping`, in some minutes on two cores. Change it there.
+Made by `python -m benchmarks.sample_dropping`, in some minutes on two cores. Its words are in
+`benchmarks/sample_dropping_page.py`: change them there.
 
 Bamboo (NSDI 2023) tells of a simple way to live with lost machines: the pipeline that lost one adds nothing for a
 while, so its samples of these steps are dropped, and the learning rate is taken down in ratio to the samples that are

@@ -2,7 +2,8 @@
 
 # A checkpoint comes to be in this order, and exists from its manifest on:
 #
-#     Saved            each stage's standby has written its layers' files; ``saved`` collects them by layer
+#     Saved            each stage's standby, or else its owners, have written its layers' files; ``saved`` collects
+#                      them by layer
 #     WriteManifest    every layer is there, and the state beyond doubt (``manifests_due``): the coordinator looks at
 #                      each file, and writes the manifest
 #     Checkpointed     the manifest is there: an era may begin from it, and older ones may go

@@ -6,7 +6,8 @@
 #     to all that attend     Publish, Commit; only to nodes that have said where they stand
 #     to one node            SendPlan, SendCommit, Ask, Dismiss
 #     to the store           Persist, Record; neither is waited for
-#     to the storage         WriteManifest, Examine, FindCheckpoints, whose results come back as reports; Retain
+#     to the storage         WriteManifest, Examine, FindCheckpoints, whose results come back as reports;
+#                            WriteEvaluation, Retain
 #     to the leader itself   LeadAnew
 #
 # Persist is done once the orders are on their way, wherever it stands: nodes wait for orders, and none waits for Redis.

@@ -204,7 +204,7 @@ def _without_what_is_written_over(state: State) -> State:
     """Takes a checkpoint of the step that has just come off the record, if that step is saved.
 
     It was found beside the run: nodes now write their files into that folder, and if bits differ its manifest goes
-    (``manifest.write_layer``). Until then it is whole, so a rollback searches for it (``Storage.written_over``).
+    (``layer_file.write_layer``). Until then it is whole, so a rollback searches for it (``Storage.written_over``).
     """
     step, every, stop = state.committed, state.settings.checkpoint_every, state.ending.early_stop
     if stop is not None:

@@ -9,8 +9,8 @@ Pure: no I/O, clock, randomness or lock. Commands are to be carried out in order
 #     too many deaths at one piece of work?              blame.judged: the run fails (rule 16)
 #     the run is over, or everybody is to go?            ending.look: nodes are let go
 #     no plan, and enough nodes?                         begin_era
-#     every step is committed, or the run is paused?     commits.keep: copies are repaired as before (rule 17)
 #     a node went that the stages to be need?            decisions.without_lost_target
+#     every step is committed, or the run is paused?     commits.keep: copies are repaired as before (rule 17)
 #     all holders of the running step are on record?     commits.commit_if_ready, with what changes then
 #
 # So whatever makes the gate's condition true, be it a Ready, a lost node or another plan, it is looked at (rule 6).

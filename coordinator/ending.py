@@ -31,8 +31,8 @@ from culm.coordinator.state import Phase, State, Stopping
 from culm.pipeline.money import kinds
 from culm.pipeline.text import shown_url
 
-# How long nodes stay after a checkpoint of the last step is whole: whoever follows the run fetches them sooner from
-# memory than from the storage.
+# How long nodes stay at least after the last commit, where its checkpoint is whole: whoever follows the run fetches the
+# weights sooner from memory than from the storage.
 SAVED_SECONDS = 30.0
 # Nodes that are all to go are kept for a last checkpoint until so many seconds before the first of their machines may
 # be gone: a machine that is taken is a lost node, whose work would move to nodes that are to go as well.

@@ -1,8 +1,8 @@
 """When an era begins: once enough nodes are there, the model is placed on them from the era's origin."""
 
-# An era ends where a stage has no copy left (``membership.roll_back``). That decision names what the next one begins
-# from, and leaves the state without a plan, in WAITING. Here the next one begins: from the first report or tick at
-# which enough nodes are there, with a plan that gives every holder the origin's state.
+# An era ends by ``rolling_back.roll_back``, mostly since a stage has no copy left. That decision names what the next
+# one begins from, and leaves the state without a plan, in WAITING. Here the next one begins: from the first report or
+# tick at which enough nodes are there, with a plan that gives every holder the origin's state.
 #
 #     the very first era      waits for as many nodes as the job asks for; a machine on which the job does not start is
 #                             not waited for

@@ -1,8 +1,9 @@
 """What the coordinator knows: plain frozen data."""
 
-# What outlives the process (``edges.persistence``) is what nodes cannot tell: term and era, the plan, what is committed
-# and how, checkpoints, who was fenced, what operators asked for. All else is learnt anew: a coordinator that takes over
-# hears from every node what it holds, and asks nobody for what it was in the middle of.
+# What outlives the process (``edges.persistence``) is what a successor begins with: term and era, the plan, what is
+# committed and how, checkpoints, who was fenced, what operators asked for. Where nodes tell more, they count. All else
+# is learnt anew: a coordinator that takes over hears from every node what it holds, and asks nobody for what it was in
+# the middle of.
 #
 # Invariants (``validate`` checks them after every report):
 #
@@ -174,7 +175,7 @@ class Node:
     times: TimeSplit = field(default_factory=TimeSplit)  # where its compute thread's time went
     sent_bytes: Mapping[str, int] = field(default_factory=dict)  # of tensors, by peer
     bytes_per_second: float = 0.0  # at which large ones went lately
-    resources: Resources | None = None  # of its process, as of its last look; decides nothing
+    resources: Resources | None = None  # of its process, as of its last look; on a graph workers are wanted by it
     machine: Machine = field(default_factory=Machine)  # what it runs on
     price: NodePrice = FREE  # as far as the price table knows it
     draining: str = ""  # why it is to go

@@ -67,7 +67,7 @@ class Broken(AssertionError):
 
 
 class Cluster:
-    """Coordinators and nodes n0, n1, ... ``counts``: how often things fail, as ``random_faults.Counts``.
+    """Coordinators and nodes n0, n1, ... ``counts``: how often things fail, as ``fault_counts.Counts``.
 
     ``left_steps``: of checkpoints that another run has left where this one's go. ``hostile`` makes whoever says what no
     node says (``hostile_peer.speaking``). ``afterlife``: what happens once every step is committed; without one the

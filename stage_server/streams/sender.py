@@ -20,7 +20,7 @@ unacknowledged, and so the first that the next stream sends (rule 5).
 #
 # The sender does not wait for ``synced`` before it sends. A tensor that n1 holds already may go once more: n1 drops
 # the repeat (rule 4). If n1 obeys the newer plan it answers the Hello of the older one, and n0's worker passes the
-# answer over: it counts only for the plan that n0 obeys (``Post.hear_synced``).
+# answer over: it counts only for the plan that n0 obeys (``Post.hear_standing``).
 #
 # When a stream breaks, ``_run`` reports the peer, waits for a pause that doubles, and opens the next stream. It gives
 # up only in ``close``: whether a peer is lost is the coordinator's decision. A stream that ends without End counts at

@@ -1,6 +1,6 @@
 """What has become of each duty on this node in the running step: one record a (pipeline, stage), gone at the commit."""
 
-# The life of a record, and who moves it (``Runner`` alone):
+# The life of a record. ``Runner`` moves it; into which block its gradient went ``Summing`` writes:
 #
 #     a plan names this node the owner        a tenure begins, with a number that never comes again on this node
 #     ... within a step, after a lost node    takeover is set, forwards that were run ahead count as done

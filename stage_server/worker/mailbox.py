@@ -9,8 +9,9 @@ from culm.pipeline.keys import ACCUMULATED, PARTIAL, REDUCED, BucketOfStage, Key
 from culm.pipeline.tree import Block, outermost
 
 # Let t be the first step that is not committed, as far as this node knows. Invariant: every key is of the node's era
-# (rule 1) and of a step from the running one to t + 1 (rule 5). A neighbour may hear of commit t before this node does,
-# and begin step t + 1. What is of later steps waits in ``Early``.
+# (rule 1) and of a step from the running one to t + 1 (rule 5), but for values of epochs before on a graph, which stay
+# as long as others take them (``Position.keeps``). A neighbour may hear of commit t before this node does, and begin
+# step t + 1. What is of later steps waits in ``Early``.
 #
 # Reduced gradients that this node itself produced are here, too: so an owner is ready by the same test as a standby.
 

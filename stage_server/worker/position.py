@@ -32,7 +32,7 @@ def _order(duty: Duty, stages: int, schedule: Schedule, trains: bool, evaluated:
 
 @dataclass(slots=True, kw_only=True)
 class Position:
-    """The worker moves it; its parts only read it."""
+    """The worker moves it; of its parts ``Later`` alone writes here, the term."""
 
     node: str
     incarnation: int

@@ -353,7 +353,7 @@ def test_without_layers_that_stay_until_the_commit_a_history_breaks() -> None:
 
 
 def without_proof(state: co.State, report: reports.Report, now: float) -> Decided:
-    """Rule 14 off, its last sentence: a storage that does not answer makes a checkpoint bad."""
+    """Rule 14 off, in one sentence: a storage that does not answer makes a checkpoint bad."""
     if isinstance(report, reports.Unread):
         report = reports.CheckpointBad(report.node, report.origin, report.why)
     return advance(state, report, now)
