@@ -43,4 +43,5 @@ def _as_data(value: Any, where: str) -> Any:
         case None:
             raise JobError("it is None, which a job file cannot say", where, "leave it out")
     what = f"it is a {type(value).__name__}, which a job file cannot hold"
-    raise JobError(what, where, "give numbers, texts, lists and dicts, and let your code make the rest of them")
+    mend = "give numbers, texts, lists and dicts; what else there is to be, a function or a class of yours makes"
+    raise JobError(what, where, mend)

@@ -45,7 +45,9 @@ def add(arguments: argparse.Namespace) -> int:
     record = clusters.read(folder) if folder is not None else None
     if folder is None or record is None or not record.is_up:
         why = record.lapsed if record is not None else ""
-        raise JobError(why or "no such cluster is up", name or "NAME", "start one with culm up")
+        up = ", ".join(clusters.running_clusters())
+        mend = f"name one that is up: {up}" if up else "start one with culm up"
+        raise JobError(why or "no such cluster is up", name or "NAME", mend)
     if record.engine != LOCAL:
         raise JobError(f"the cluster runs on {record.engine}, which keeps its nodes", name, find(record.engine).more)
     wanted = [*record.gone, *(f"{arguments.spares} more" for _ in range(min(arguments.spares, 1)))]

@@ -28,7 +28,7 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         metavar="NAME",
         help="the cluster; default: the only one that is up",
     )
-    parser.add_argument("--now", action="store_true", help="save nothing first")
+    parser.add_argument("--now", action="store_true", help="save nothing first, and keep no events")
     parser.set_defaults(command=down)
 
 
@@ -49,8 +49,9 @@ def down(arguments: argparse.Namespace) -> int:
     elif lapsed:
         print(f"{name} had ended already: {lapsed}; logs: {folder}")
     else:
-        others = ", ".join(clusters.running_clusters()) or "none"
-        print(f"{name} is not up; clusters that are: {others}")
+        others = ", ".join(clusters.running_clusters())
+        print(f"{name} is not up; clusters that are: {others or 'none'}")
+        return 2 if others else 0  # a name that was misspelt, or one that is down already
     return 0
 
 

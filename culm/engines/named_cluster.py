@@ -56,8 +56,9 @@ def enter(name: str) -> str:
         mend = "culm up starts it anew, with --resume from a checkpoint; culm logs says more"
         raise JobError(f"the cluster has ended: {record.lapsed}", f"--cluster {name}", mend)
     if record is None or not record.address or not record.is_up:
-        up = ", ".join(clusters.running_clusters()) or "none"
-        raise JobError("no cluster of that name is up", f"--cluster {name}", f"name one that is: {up}")
+        up = ", ".join(clusters.running_clusters())
+        mend = f"name one that is: {up}" if up else "none is up: culm up starts one"
+        raise JobError("no cluster of that name is up", f"--cluster {name}", mend)
     if record.certificates:
         os.environ[VARIABLE] = record.certificates
     return find(record.engine).reach(clusters.folder_of(name), record)

@@ -1,6 +1,7 @@
 """The user's code by its name, "module:callable". Whatever it raises becomes a JobError of one line."""
 
 import importlib
+import os
 import pkgutil
 import sys
 import sysconfig
@@ -19,6 +20,7 @@ RAISED = (Exception, SystemExit)
 # Where code lies that is not the job's: Python's own, and Culm's.
 _OTHERS = (
     *(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "scripts")),  # the second has the command's own
+    f"{os.path.realpath(sysconfig.get_path('scripts'))}/",  # an environment may be reached by a link
     f"{Path(__file__).parents[2]}/",
 )
 

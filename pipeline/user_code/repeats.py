@@ -134,7 +134,7 @@ def _first_sweep(source: ModelSource, job: Job, a: Sample, b: Sample) -> Firsts:
     forward_of_a = _loss_forward(source, job, a, sharers)
     if not given_nan and job.train.nonfinite == "stop" and not forward_of_a.value.isfinite().all():
         # A layer's NaN alone is no mistake: the next one may replace it, or the loss leave it out.
-        raise begins_with_nan(made_nan, float(forward_of_a.value))
+        raise begins_with_nan(made_nan, float(forward_of_a.value.detach()))
     of_a_bits = _loss_backward(job, forward_of_a)
     before = _of_loss(source.loss)
     _refuse_other("the loss", of_a_bits, _run_loss(source, job, a), "train.loss")

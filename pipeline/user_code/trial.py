@@ -267,7 +267,10 @@ def refuse_loss(loss: Any, output: Pytree) -> None:
     """
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         mend = 'return the mean over the microbatch, or set train.reduction to "sum" and return (sum, count)'
-        raise JobError("the loss is not a single number", "train.loss", mend)
+        what = "the loss is not a single number"
+        if isinstance(loss, int | float):
+            what, mend = f"the loss is a {type(loss).__name__}, not a tensor", "return the tensor itself, without item"
+        raise JobError(what, "train.loss", mend)
     if not loss.is_floating_point():
         raise JobError(f"the loss has dtype {loss.dtype}", "train.loss", "return a floating point number")
     # A layer passes a gradient on now and then, or ``check_job`` would have refused it.

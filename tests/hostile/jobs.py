@@ -263,6 +263,10 @@ def loss_by_sample(y: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(y, target, reduction="none")
 
 
+def loss_as_a_float(y: torch.Tensor, target: torch.Tensor) -> float:
+    return nn.functional.cross_entropy(y, target).item()
+
+
 def ready_made() -> list[object]:
     """As ``blocks``, as modules in place of constructors."""
     return [*(Block() for _ in range(3)), nn.Linear(WIDTH, CLASSES)]

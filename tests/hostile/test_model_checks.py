@@ -254,6 +254,7 @@ LOSSES = {
     "loss_of_target": "does not depend on the last layer's output",
     "integer_loss": "int64",
     "loss_by_sample": "not a single number",
+    "loss_as_a_float": "is a float, not a tensor; return the tensor itself, without item",
 }
 
 
@@ -264,7 +265,7 @@ def test_what_is_no_loss_is_refused(name: str) -> None:
     assert str(error.value).startswith("train.loss: ")
 
 
-@pytest.mark.parametrize("name", ["loss_without_graph", "integer_loss", "loss_by_sample"])
+@pytest.mark.parametrize("name", ["loss_without_graph", "integer_loss", "loss_by_sample", "loss_as_a_float"])
 def test_a_stage_refuses_it_too(name: str) -> None:
     """Nobody checks the job where a coordinator and nodes are started by hand."""
     job = make_job(loss=f"tests.hostile.jobs:{name}", stages=1)
