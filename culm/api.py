@@ -125,7 +125,7 @@ def run(
     Raises JobError for a job that cannot run, RunFailed for a run that ends before its last step.
     """
     loaded = _read(job, overrides)
-    count = node_count(loaded, nodes, spares)
+    count = _node_count(loaded, nodes, spares)
     check_files(loaded, resume, "", new_run)
     nursery.warm_up()
     with _undisturbed():
@@ -175,7 +175,7 @@ def verify(
     ``[(1, 1), (2, 3)]``, replicas by stages: one of each shape instead, and none is lost. Raises as ``run`` does.
     """
     loaded = _read(job, overrides)
-    count = node_count(loaded, nodes, spares)
+    count = _node_count(loaded, nodes, spares)
     nursery.warm_up()
     from culm.oracle.plain_loop import run_plain
     from culm.oracle.verification import Killer, compare, train_on_cluster
@@ -246,6 +246,10 @@ def _look_in(folder: str) -> None:
 def _read(job: Job | str | Path, overrides: Mapping[str, Any]) -> Job:
     """The job with its overrides. What it names can be imported from then on. Raises JobError."""
     refuse_while_importing("a run")
+    given: object = job  # a notebook may give anything
+    if not isinstance(given, Job | str | os.PathLike):
+        mend = "give the path of a job file, or what culm.make_job or culm.load_job gives"
+        raise JobError(f"it is a {type(given).__name__}", "job", mend)
     if isinstance(job, Job):
         _look_in(os.getcwd())
     elif (folder := str(Path(job).resolve().parent)) not in sys.path:
@@ -253,6 +257,14 @@ def _read(job: Job | str | Path, overrides: Mapping[str, Any]) -> Job:
     read = with_values(job if isinstance(job, Job) else load_job(job), with_paths(overrides, "overrides, ") or {})
     _imported.refuse_edited(read.code)
     return read
+
+
+def _node_count(job: Job, nodes: int | None, spares: int) -> int:
+    given: dict[str, object] = {"nodes": nodes, "spares": spares}
+    for name, count in given.items():
+        if count is not None and (not isinstance(count, int) or isinstance(count, bool)):
+            raise JobError(f"it is a {type(count).__name__}", name, "give a whole number")
+    return node_count(job, nodes, spares, "nodes and spares")
 
 
 def _try_out(job: Job) -> None:
