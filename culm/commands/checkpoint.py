@@ -94,9 +94,10 @@ def chosen(url: str, step: int | None, best: bool = False) -> Found:
     wanted = [f for f in found if step is None or f.step == step]
     if not wanted:
         beside = found if step_of(url) is None else find_checkpoints(url.rstrip("/").rpartition("/")[0])
-        there = ", ".join(str(f.step) for f in beside) or "none"
+        there = ", ".join(str(f.step) for f in beside)
         what = "no checkpoint" if step is None else f"no checkpoint of step {step}"
-        raise JobError(f"there is {what}", url, f"choose one of the steps that are there: {there}")
+        mend = f"choose one of the steps that are there: {there}" if there else "nothing is there: check the address"
+        raise JobError(f"there is {what}", url, mend)
     whole = [f for f in wanted if f.manifest is not None]
     if step is None:
         from culm.coordinator.edges.origins import refuse_mixed
@@ -217,6 +218,12 @@ def _verify(arguments: argparse.Namespace) -> int:
 def _export(arguments: argparse.Namespace) -> int:
     from culm.pipeline.checkpoints.layer_file import export
 
+    if (arguments.out or "").endswith(flags.OF_TORCH) and not arguments.optimizer:
+        what = "is named as a file of torch.save, and the weights are written as safetensors"
+        raise JobError(what, f"--out {arguments.out}", "name it .safetensors, or add --optimizer")
+    if arguments.optimizer and (arguments.out or "").endswith(flags.OF_SAFETENSORS):
+        what = "is named as safetensors, and the state is written for torch.load"
+        raise JobError(what, f"--out {arguments.out}", "name it .pt")
     if arguments.optimizer and arguments.out is None:
         raise JobError("a Hugging Face folder holds no optimizer", "--optimizer", "export one file with --out")
     chosen = _chosen(arguments)

@@ -12,6 +12,7 @@ from typing import NamedTuple, TextIO
 
 from culm.coordinator.edges.tracking import refuse_missing
 from culm.local.redis_binary import find_redis_server
+from culm.local.run_folder import refuse_read_only
 from culm.pipeline import default_ports
 from culm.pipeline.counting import of_chunks
 from culm.pipeline.errors import JobError
@@ -22,6 +23,12 @@ from culm.terminal import flags, interrupts
 from culm.terminal.outcome import Outcome
 from culm.terminal.unsaved import unsaved
 
+KILL = (
+    "kill -9 that node there, in a step counted from 0. 2B3 is stage 2's backward of microbatch 3 (F: its forward), "
+    "p1/2B3 that of pipeline 1. forward, backward, send, receive, sum, ship, ready or commit is the node's first of "
+    "that kind in the step; default: backward"
+)
+
 
 def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
@@ -31,10 +38,8 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         epilog="example: culm run examples/digits_mlp.toml --spares 1 --kill n1@20:1B1 --out weights.safetensors",
     )
     add_job_arguments(parser)
-    parser.add_argument(
-        "--kill", action="append", default=[], metavar="NODE@STEP[:INSTRUCTION]", help="kill -9 that node there"
-    )
-    parser.add_argument("--out", type=flags.new_file, metavar="FILE", help="write the final weights as safetensors")
+    parser.add_argument("--kill", action="append", default=[], metavar="NODE@STEP[:INSTRUCTION]", help=KILL)
+    parser.add_argument("--out", type=flags.weights_file, metavar="FILE", help="write the final weights as safetensors")
     add_cluster_arguments(parser)
     parser.add_argument("--no-respawn", action="store_true", help="do not start killed nodes again")
     parser.add_argument("--json", action="store_true", help="print one JSON object last")
@@ -79,15 +84,17 @@ def read_job(path: str, overrides: Sequence[str]) -> Job:
     return load_job(path, overrides)
 
 
-def try_out(job: Job, here: bool = True, then: Job | None = None) -> None:
+def try_out(job: Job, here: bool = True, then: Job | None = None, logs_here: bool = True) -> None:
     """Builds the model and runs it once, so that a mistake in it shows before anything starts. Raises JobError.
 
     ``here``: the cluster will be one of this machine, which needs a Redis server. Raises RedisUnavailable. ``then``:
-    the job that wrote the checkpoint from which this one goes on.
+    the job that wrote the checkpoint from which this one goes on. ``logs_here``: they will lie in the current folder.
     """
     refuse_missing(job)
     if here:
         find_redis_server()  # before the trial, which is slow
+    if logs_here:
+        refuse_read_only()
     from culm.terminal.slow_trial import told_while_slow
 
     with told_while_slow("the job is tried on two microbatches", partial(print, file=sys.stderr)):
@@ -193,27 +200,28 @@ def refuse_to_write_over(job: Job, resume: str, new_run: bool) -> None:
         raise JobError(what, where, mend)
 
 
-def node_count(job: Job, nodes: int | None, spares: int) -> int:
-    """How many nodes to start. Raises JobError."""
+def node_count(job: Job, nodes: int | None, spares: int, where: str = "--nodes and --spares") -> int:
+    """How many nodes to start. Raises JobError; ``where``: what they were named by."""
     usual = job.graph.servers if job.graph is not None else job.pipeline.stages
     count = (nodes if nodes is not None else usual) + spares
     if not 1 <= count <= flags.MOST_NODES:
         mend = f"ask for 1 to {flags.MOST_NODES}"
-        raise JobError(f"a cluster cannot have {count} nodes", "--nodes and --spares", mend)
+        raise JobError(f"a cluster cannot have {count} nodes", where, mend)
     return count
 
 
 def run(arguments: argparse.Namespace) -> int:
     from culm.local import nursery
     from culm.local.cluster import USUAL_ADDRESS, LocalCluster, job_folder_of
-    from culm.local.kills import parse_kill, refuse_past
-    from culm.local.ports import refuse_taken
+    from culm.local.kills import missed_in_words, parse_kill, refuse_past
+    from culm.local.ports import refuse_open, refuse_taken
     from culm.terminal.outcome import RunFailed
     from culm.terminal.progress import display, in_figures, newest, tensor_workers_in_words
 
     job = read_job(arguments.job, arguments.set)
     count = node_count(job, arguments.nodes, arguments.spares)
     kills = [parse_kill(text, count, job) for text in arguments.kill]
+    refuse_open(arguments.coordinator_address, "--coordinator-address")
     refuse_taken(arguments.coordinator_address, "--coordinator-address")
     resumed = check_files(job, arguments.resume, arguments.allow, arguments.new_run)
     refuse_past(kills, resumed.step)
@@ -251,10 +259,12 @@ def run(arguments: argparse.Namespace) -> int:
                 print("culm run: ending every process; Ctrl-C once more ends at once", file=sys.stderr)
                 raise
     except RunFailed as error:
+        _look_again(outcome, job, arguments.new_run)
         _say_checkpoint(outcome, sys.stderr)
         print(f"culm run: {error}", file=sys.stderr)
         return error.code
     except KeyboardInterrupt:
+        _look_again(outcome, job, arguments.new_run)
         _say_checkpoint(outcome, sys.stderr)
         print("culm run: interrupted; every process is ended", file=sys.stderr)
         return 130
@@ -279,6 +289,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"evaluated after {of.step} {step}: {in_figures(found)}")
     if workers:
         print(workers)
+    if missed := missed_in_words(kills, cluster.deaths):
+        print(missed)
     for x in outcome.losses_of_nodes:
         print(
             f"survived losing {x['node']} ({of.part} {x['stage']}) in {of.step} {x['step']}: detected after "
@@ -306,6 +318,18 @@ def _write(out: str, outcome: Outcome) -> bool:
         print(f"culm run: --out {out}: {what}", file=sys.stderr)
         return False
     return True
+
+
+def _look_again(outcome: Outcome, job: Job, new_run: bool) -> None:
+    """Nodes may have made another checkpoint whole while they ended, which no status told any more."""
+    from culm.pipeline.checkpoints.manifest import find_checkpoints
+
+    if job.checkpoint is None or new_run:  # a run that began anew may lie beside newer ones of another
+        return
+    with suppress(OSError):
+        whole = [found for found in find_checkpoints(job.checkpoint.url) if found.manifest is not None]
+        if whole and whole[0].step > outcome.first_step:
+            outcome.checkpoint = whole[0].url
 
 
 def _say_checkpoint(outcome: Outcome, to: TextIO) -> None:

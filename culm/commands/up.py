@@ -18,7 +18,7 @@ from culm.commands.run import (
 from culm.engines.engine import ENGINES, Engine, Wish, find, options_of
 from culm.local import clusters
 from culm.local.clusters import LOCAL, Record
-from culm.local.ports import is_free, refuse_taken
+from culm.local.ports import is_free, refuse_open, refuse_taken
 from culm.pipeline import default_ports, private
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job
@@ -69,6 +69,7 @@ def up(arguments: argparse.Namespace) -> int:
     name = arguments.name or job.job.name
     clusters.refuse_running(name)
     if arguments.on == LOCAL:
+        refuse_open(arguments.coordinator_address, "--coordinator-address")
         refuse_taken(arguments.coordinator_address, "--coordinator-address")
     wish = Wish(
         name=name,
@@ -97,7 +98,7 @@ def up(arguments: argparse.Namespace) -> int:
         raise error
     resumed = check_files(job, arguments.resume, arguments.allow, arguments.new_run)
     _say_beforehand(arguments, job, name)
-    try_out(job, here=arguments.on == LOCAL, then=resumed.job)
+    try_out(job, here=arguments.on == LOCAL, then=resumed.job, logs_here=False)
     folder = clusters.make_folder(name)
     private.write_text(folder / "job.toml", job_to_toml(job))
     interrupts.end_on_sigterm()

@@ -26,7 +26,10 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     )
     flags.add_coordinator(parser)
     parser.add_argument(
-        "--out", type=flags.new_file, metavar="FILE", help="write the weights as safetensors, as culm run --out does"
+        "--out",
+        type=flags.weights_file,
+        metavar="FILE",
+        help="write the weights as safetensors, as culm run --out does",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(command=weights)

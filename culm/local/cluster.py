@@ -18,6 +18,7 @@ from culm.local.kills import Kill
 from culm.local.processes import STOP_SECONDS, Child
 from culm.local.redis_binary import RedisUnavailable
 from culm.local.redis_server import EmbeddedRedis
+from culm.local.run_folder import RUNS, not_writable
 from culm.pipeline import default_ports, private
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job, job_to_toml
@@ -82,7 +83,7 @@ class LocalCluster:
         self.names = [f"n{i}" for i in range(nodes)]
         self.address = address  # several, separated by commas: the first that is free; empty: any free port
         stamp = time.strftime("%Y%m%d-%H%M%S")
-        self.folder = folder or Path("runs") / f"{job.job.name}-{stamp}-{os.getpid()}"
+        self.folder = folder or RUNS / f"{job.job.name}-{stamp}-{os.getpid()}"
         self.deaths: list[tuple[str, float]] = []  # (node, unix time)
         self.gone: dict[str, str] = {}  # nodes and workers that are not started again by themselves, and why
         self._wanted = nodes
@@ -107,9 +108,12 @@ class LocalCluster:
     def __enter__(self) -> Self:
         if self._wanted:
             nursery.warm_up()  # while the others start
-        private.make_folder(self.folder)
-        private.write_text(self.folder / "job.toml", job_to_toml(self.job))
-        private.make_folder(self.folder / "redis")
+        try:
+            private.make_folder(self.folder)
+            private.write_text(self.folder / "job.toml", job_to_toml(self.job))
+            private.make_folder(self.folder / "redis")
+        except OSError as error:
+            raise not_writable(self.folder, error.strerror or str(error)) from error
         try:
             self._redis = EmbeddedRedis(self.folder / "redis", durable=True)
             self._redis.start()

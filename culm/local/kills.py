@@ -1,7 +1,8 @@
 """The faults that a user asks for: ``--kill NODE@STEP[:INSTRUCTION]``."""
 
 import re
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from culm.pipeline.errors import JobError
@@ -46,6 +47,15 @@ def parse_kill(text: str, nodes: int, job: Job) -> Kill:
         raise JobError(f"the run has no step {step}", f"--kill {text}", f"name one of 0 to {steps - 1}")
     _check_instruction(instruction, f"--kill {text}", job, step)
     return Kill(f"n{node}", step, instruction)
+
+
+def missed_in_words(kills: Sequence[Kill], deaths: Iterable[tuple[str, float]]) -> str:
+    """Which nodes were lost less often than ``--kill`` asked for; nothing where each kill came."""
+    lost = Counter(node for node, _ in deaths)
+    wanted = Counter(kill.node for kill in kills)
+    missed = [f"{node} {lost[node]} of {count}" for node, count in wanted.items() if lost[node] < count]
+    what = "some kills did not come, since a node dies only at what it runs itself; times that each was lost"
+    return f"{what}: {', '.join(missed)}" if missed else ""
 
 
 def refuse_past(kills: Iterable[Kill], step: int) -> None:

@@ -4,6 +4,7 @@ import errno
 import socket
 
 from culm.pipeline.errors import JobError
+from culm.pipeline.rpc import tls
 
 
 def is_free(port: int, host: str = "127.0.0.1") -> bool:
@@ -23,6 +24,17 @@ def refuse_taken(address: str, flag: str) -> None:
     host, _, port = address.rpartition(":")
     if port and int(port) and not is_free(int(port), host.strip("[]") or "0.0.0.0"):
         raise JobError(f"cannot listen on {address}: port in use", flag, f"choose another with {flag}")
+
+
+def refuse_open(address: str, flag: str) -> None:
+    """Raises JobError for an address of a local cluster that everybody may call."""
+    if address and tls.is_open(address):
+        mend = (
+            f"name a port of 127.0.0.1, or set {tls.VARIABLE} to a folder of certificates (culm certs init makes some)"
+        )
+        raise JobError(
+            "everybody who reaches this address could read and change the training", f"{flag} {address}", mend
+        )
 
 
 def free_port() -> int:

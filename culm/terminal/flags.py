@@ -200,6 +200,18 @@ def add_allowed(parser: argparse.ArgumentParser, variable: str = "") -> None:
     parser.add_argument("--allow", type=allowed, default=default, metavar="PARTS", help=what)
 
 
+OF_TORCH = (".pt", ".pth", ".bin")  # what users call files that torch.load reads
+OF_SAFETENSORS = ".safetensors"
+
+
+def weights_file(text: str) -> str:
+    """A new file for weights as safetensors. Refuses a name of which torch.load would be expected to read it."""
+    if text.endswith(OF_TORCH):
+        mend = f"name it {OF_SAFETENSORS}; for torch.load there is culm checkpoint export --optimizer"
+        raise Refused(text, "is named as a file of torch.save, and the weights are written as safetensors", mend)
+    return new_file(text)
+
+
 def new_file(text: str) -> str:
     """A file that is written at the end. Refuses at the beginning one that cannot be written; touches nothing."""
     path = Path(text)

@@ -141,6 +141,11 @@ def _belong_together(identity: Credentials) -> bool:
         return False
 
 
+def is_open(listen: str) -> bool:
+    """Whether other machines reach a server at this address, and nothing tells who they are."""
+    return folder() is None and not listen.startswith(LOOPBACK)
+
+
 def add_port(server: Any, listen: str, insecure: bool = False) -> int:
     """Binds a server, sync or aio, and returns its port. 0 or RuntimeError if the port is taken.
 
@@ -157,7 +162,7 @@ def add_port(server: Any, listen: str, insecure: bool = False) -> int:
             require_client_authentication=True,
         )
         return int(server.add_secure_port(listen, credentials))
-    if not insecure and not listen.startswith(LOOPBACK):
+    if not insecure and is_open(listen):
         what = "everybody who reaches this address could read and change the training"
         mend = f"set {VARIABLE} to a folder of certificates (culm certs init makes some), or allow it with --insecure"
         raise JobError(what, f"--listen {listen}", mend)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from culm.local.kills import parse_kill, refuse_past
+from culm.local.kills import missed_in_words, parse_kill, refuse_past
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import load_job, with_values
 
@@ -60,3 +60,11 @@ def test_a_kill_before_the_first_step_of_a_resumed_run_is_refused() -> None:
     refuse_past(kills, 3)
     with pytest.raises(JobError, match=r"--kill n0@3:ready.* begins with step 4, .* never comes to step 3"):
         refuse_past(kills, 4)
+
+
+def test_kills_that_did_not_come_are_told_of() -> None:
+    """A run that no kill had reached ended as if it had survived them."""
+    kills = [parse_kill(text, 3, JOB) for text in ("n1@3", "n1@9:1B1", "n2@5:0F3")]
+    assert missed_in_words(kills, [("n1", 1.0), ("n2", 2.0), ("n1", 3.0)]) == ""
+    assert missed_in_words(kills, [("n1", 1.0), ("n0", 2.0)]).endswith("was lost: n1 1 of 2, n2 0 of 1")
+    assert missed_in_words([], [("n1", 1.0)]) == ""

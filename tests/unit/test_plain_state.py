@@ -287,6 +287,11 @@ def test_which_checkpoint_and_how_is_said(tmp_path: Path, capsys: pytest.Capture
     assert main(["checkpoint", "export", url, "--optimizer", "--hf", str(tmp_path / "hf")]) == 2
     assert "a Hugging Face folder holds no optimizer; export one file with --out" in capsys.readouterr().err
     assert main(["checkpoint", "export", url, "--optimizer", "--average", "--out", str(tmp_path / "s")]) == 2
+    for words in (["--out", "w.pt"], ["--out", "w.safetensors", "--optimizer"]):  # each would be the other's format
+        assert main(["checkpoint", "export", url, *words]) == 2
+        assert f"--out {words[1]}: is named as" in capsys.readouterr().err
+    with pytest.raises(culm.JobError, match="there is no checkpoint; nothing is there: check the address"):
+        culm.plain_state(str(tmp_path / "nowhere"))
     fsspec.register_implementation("unreachable", Unreachable, clobber=True)
     with pytest.raises(culm.JobError, match=r"the storage cannot be read .*; check the address, the network"):
         culm.plain_state("unreachable://bucket")

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from culm.commands.run import _write, check_files, try_out
+from culm.commands.run import _look_again, _write, check_files, try_out
+from culm.local.cluster import LocalCluster
 from culm.pipeline.checkpoints.manifest import File, Manifest, folder_of, write_manifest
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import job_to_toml, load_job, with_values
@@ -24,6 +25,33 @@ def test_weights_that_cannot_be_written_are_told_where_they_are(
     assert "the weights cannot be written" in said
     assert said.endswith("; culm checkpoint export ck/step-00000060 --out FILE writes them elsewhere\n")
     assert _write(str(tmp_path / "w.safetensors"), Outcome(layers=LAYERS))
+
+
+def test_a_checkpoint_that_became_whole_at_the_very_end_is_the_newest(tmp_path: Path) -> None:
+    """A run named the one before, from which it could not be resumed any more."""
+    job = with_values(load_job(EXAMPLE), {"checkpoint.url": str(tmp_path), "checkpoint.every": 10})
+    files = {0: (File("a", 1, "0" * 64), File("b", 1, "0" * 64))}
+    for step in (70, 80):
+        written = Manifest(
+            job=job.job.name, step=step, fingerprint="", loss=0.5, files=files, job_toml=job_to_toml(job)
+        )
+        write_manifest(folder_of(str(tmp_path), step), written)
+    (tmp_path / "step-00000090").mkdir()  # not whole
+    outcome = Outcome(checkpoint=folder_of(str(tmp_path), 70))
+    _look_again(outcome, job, new_run=True)
+    assert outcome.checkpoint == folder_of(str(tmp_path), 70), "newer ones may be of the run before"
+    _look_again(outcome, job, new_run=False)
+    assert outcome.checkpoint == folder_of(str(tmp_path), 80)
+    resumed = Outcome(first_step=80)
+    _look_again(resumed, job, new_run=False)
+    assert resumed.checkpoint == "", "it has written none"
+
+
+def test_logs_that_cannot_be_written_are_told_of_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").write_text("a file in its place")
+    with pytest.raises(JobError, match=r"/runs/digits-mlp-.*: the run's logs cannot be written there: .*start from a"):
+        LocalCluster(load_job(EXAMPLE), None, 0).__enter__()
 
 
 def test_a_resume_with_options_that_want_other_state_is_refused_before_anything_starts(tmp_path: Path) -> None:
