@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from culm.local import clusters
+from culm.local.authority import issue, make_authority
 from culm.local.clusters import KEEPER, Process, Record
 
 ROOT = Path(__file__).parents[2]
@@ -121,7 +122,7 @@ def test_another_process_of_the_same_id_is_left_alone(home: Path) -> None:
         other.terminate()
 
 
-def test_a_cluster_that_does_not_come_up_says_why(home: Path) -> None:
+def test_a_cluster_that_does_not_come_up_says_why(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -129,6 +130,8 @@ def test_a_cluster_that_does_not_come_up_says_why(home: Path) -> None:
         done = culm("up", DIGITS, "--name", "unlucky", "--no-ui", "--coordinator-address", address)
     assert done.returncode == 2
     assert f"cannot listen on {address}: port in use" in done.stderr
+    make_authority(home / "authority")
+    monkeypatch.setenv("CULM_TLS_DIR", str(issue(home / "authority", "coordinator", "coordinator", days=1.0)))
     elsewhere = "192.0.2.1:7070"  # no address of this machine: RFC 5737
     done = culm("up", DIGITS, "--name", "unlucky", "--no-ui", "--coordinator-address", elsewhere)
     assert done.returncode == 2
