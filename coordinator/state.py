@@ -1,9 +1,8 @@
 """What the coordinator knows: plain frozen data."""
 
 # What outlives the process (``edges.persistence``) is what a successor begins with: term and era, the plan, what is
-# committed and how, checkpoints, who was fenced, what operators asked for. Where nodes tell more, they count. All else
-# is learnt anew: a coordinator that takes over hears from every node what it holds, and asks nobody for what it was in
-# the middle of.
+# committed and how, checkpoints, who was fenced, what operators asked for. What nodes tell of it counts more. All else
+# is learnt anew: a coordinator that takes over hears from every node what it holds, and goes on with nothing half done.
 #
 # Invariants (``validate`` checks them after every report):
 #

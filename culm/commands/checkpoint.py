@@ -219,8 +219,7 @@ def _export(arguments: argparse.Namespace) -> int:
     from culm.pipeline.checkpoints.layer_file import export
 
     if (arguments.out or "").endswith(flags.OF_TORCH) and not arguments.optimizer:
-        what = "is named as a file of torch.save, and the weights are written as safetensors"
-        raise JobError(what, f"--out {arguments.out}", "name it .safetensors, or add --optimizer")
+        raise JobError(flags.NO_SAFETENSORS, f"--out {arguments.out}", "name it .safetensors, or add --optimizer")
     if arguments.optimizer and (arguments.out or "").endswith(flags.OF_SAFETENSORS):
         what = "is named as safetensors, and the state is written for torch.load"
         raise JobError(what, f"--out {arguments.out}", "name it .pt")

@@ -51,7 +51,7 @@ def down(arguments: argparse.Namespace) -> int:
     else:
         others = ", ".join(clusters.running_clusters())
         print(f"{name} is not up; clusters that are: {others or 'none'}")
-        return 2 if others else 0  # a name that was misspelt, or one that is down already
+        return 2 if others and record is None else 0  # a name that was misspelt
     return 0
 
 

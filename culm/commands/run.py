@@ -272,6 +272,8 @@ def run(arguments: argparse.Namespace) -> int:
     if outcome.checkpoint_fault:  # the weights are given all the same
         print(f"culm run: the last checkpoint is not whole: {outcome.checkpoint_fault}", file=sys.stderr)
         code = 1
+    if missed := missed_in_words(kills, cluster.deaths):
+        print(missed, file=sys.stderr)
     written = bool(arguments.out) and _write(arguments.out, outcome)
     if arguments.out and not written:
         code = 1
@@ -289,8 +291,6 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"evaluated after {of.step} {step}: {in_figures(found)}")
     if workers:
         print(workers)
-    if missed := missed_in_words(kills, cluster.deaths):
-        print(missed)
     for x in outcome.losses_of_nodes:
         print(
             f"survived losing {x['node']} ({of.part} {x['stage']}) in {of.step} {x['step']}: detected after "

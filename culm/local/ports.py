@@ -29,12 +29,8 @@ def refuse_taken(address: str, flag: str) -> None:
 def refuse_open(address: str, flag: str) -> None:
     """Raises JobError for an address of a local cluster that everybody may call."""
     if address and tls.is_open(address):
-        mend = (
-            f"name a port of 127.0.0.1, or set {tls.VARIABLE} to a folder of certificates (culm certs init makes some)"
-        )
-        raise JobError(
-            "everybody who reaches this address could read and change the training", f"{flag} {address}", mend
-        )
+        mend = f"name a port of 127.0.0.1, or set {tls.VARIABLE} to certificates (culm certs init makes some)"
+        raise JobError(tls.OPEN, f"{flag} {address}", mend)
 
 
 def free_port() -> int:

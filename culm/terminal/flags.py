@@ -202,13 +202,14 @@ def add_allowed(parser: argparse.ArgumentParser, variable: str = "") -> None:
 
 OF_TORCH = (".pt", ".pth", ".bin")  # what users call files that torch.load reads
 OF_SAFETENSORS = ".safetensors"
+NO_SAFETENSORS = "is named as a file of torch.save, and the weights are written as safetensors"
 
 
 def weights_file(text: str) -> str:
     """A new file for weights as safetensors. Refuses a name of which torch.load would be expected to read it."""
     if text.endswith(OF_TORCH):
         mend = f"name it {OF_SAFETENSORS}; for torch.load there is culm checkpoint export --optimizer"
-        raise Refused(text, "is named as a file of torch.save, and the weights are written as safetensors", mend)
+        raise Refused(text, NO_SAFETENSORS, mend)
     return new_file(text)
 
 

@@ -26,6 +26,7 @@ VARIABLE = "CULM_TLS_DIR"
 FILES = ("ca.crt", "tls.key", "tls.crt")
 ANOTHER = "make another: culm certs issue"
 LOOPBACK = ("127.", "localhost", "[::1]", "unix:")
+OPEN = "everybody who reaches this address could read and change the training"
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +164,6 @@ def add_port(server: Any, listen: str, insecure: bool = False) -> int:
         )
         return int(server.add_secure_port(listen, credentials))
     if not insecure and is_open(listen):
-        what = "everybody who reaches this address could read and change the training"
         mend = f"set {VARIABLE} to a folder of certificates (culm certs init makes some), or allow it with --insecure"
-        raise JobError(what, f"--listen {listen}", mend)
+        raise JobError(OPEN, f"--listen {listen}", mend)
     return int(server.add_insecure_port(listen))

@@ -115,3 +115,12 @@ def gives_sparse(layer: str, parameter: str) -> JobError:
     """The error for a gradient that is no dense tensor."""
     what = f"the gradient of {parameter} of {layer} is sparse, and nodes add up dense ones alone"
     return JobError(what, "model.layers", "use Embedding with sparse=False")
+
+
+def no_loss(given: object) -> JobError:
+    """What a loss returned that is no tensor of one number."""
+    if isinstance(given, int | float):
+        what = f"the loss is a {type(given).__name__}, not a tensor"
+        return JobError(what, "train.loss", "return the tensor itself, without item")
+    mend = 'return the mean over the microbatch, or set train.reduction to "sum" and return (sum, count)'
+    return JobError("the loss is not a single number", "train.loss", mend)

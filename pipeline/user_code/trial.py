@@ -32,6 +32,7 @@ from culm.pipeline.user_code.refusals import (
     hooks_input,
     mend_of_chance,
     names_buffer_twice,
+    no_loss,
     returned_odd,
     uses_stranger,
     writes_gradient,
@@ -266,11 +267,7 @@ def refuse_loss(loss: Any, output: Pytree) -> None:
     ``output``: of the last layer. If it has no graph nothing trains; one process alone would raise as well.
     """
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-        mend = 'return the mean over the microbatch, or set train.reduction to "sum" and return (sum, count)'
-        what = "the loss is not a single number"
-        if isinstance(loss, int | float):
-            what, mend = f"the loss is a {type(loss).__name__}, not a tensor", "return the tensor itself, without item"
-        raise JobError(what, "train.loss", mend)
+        raise no_loss(loss)
     if not loss.is_floating_point():
         raise JobError(f"the loss has dtype {loss.dtype}", "train.loss", "return a floating point number")
     # A layer passes a gradient on now and then, or ``check_job`` would have refused it.
