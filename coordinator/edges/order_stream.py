@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
@@ -18,28 +17,26 @@ MOST_ORDERS = 1000
 # The leader puts orders in, and never waits. The Attend call takes them out and writes them (``attend_call``). When the
 # node does not read, gRPC holds the call back: orders pile up here.
 #
-# What the event loop writes other threads of gRPC send, once they have a processor. On a busy machine that was when the
-# loop had nothing left to do: a commit left for all nodes at once, the last one first, up to 3 ms after it was written.
-# So a commit goes out stage by stage, the first stage first, with which a step begins. Each stage has a gate. An order
-# waits in its stream until its gate is open, and later orders wait behind it. Before this thread opens another gate it
-# yields its processor to gRPC's threads.
+# A step begins with the first stage, and a commit has all nodes wake. Where some of them share a machine the first
+# stage's owner then waited for a processor, up to 3 ms, behind others that have no input yet and behind this process.
+# So a commit goes out stage by stage, the first stage first. Each stage has a gate. An order waits in its stream until
+# its gate is open, and later orders wait behind it. In between this process sleeps, and its processor is free.
 
 MOST_GATES = 8  # later stages share the last gate: a microbatch takes long to reach them
+APART = 0.001  # seconds between two gates: a microbatch takes as long from one stage to the next
 
 
 def gates(stages: int) -> list[asyncio.Event]:
-    """A gate for each stage. The event loop opens one in each of its next iterations."""
+    """A gate for each stage. They open one after the other, by themselves."""
     loop = asyncio.get_running_loop()
     found = [asyncio.Event() for _ in range(min(stages, MOST_GATES))]
 
     def open_one(place: int) -> None:
-        if place:
-            os.sched_yield()
         found[place].set()
         if place + 1 < len(found):
-            loop.call_soon(open_one, place + 1)
+            loop.call_later(APART, open_one, place + 1)
 
-    loop.call_soon(open_one, 0)
+    open_one(0)
     return [*found, *found[-1:] * (stages - len(found))]
 
 

@@ -47,7 +47,7 @@ def test_orders_are_written_as_their_gates_open_and_stay_in_order() -> None:
     assert written == [(node, step) for node in ("n0", "n1", "n2") for step in (3, 4)]
 
 
-def test_late_stages_have_one_gate_so_that_a_long_pipeline_takes_no_more_iterations() -> None:
+def test_late_stages_have_one_gate_so_that_a_long_pipeline_has_its_commit_as_soon() -> None:
     async def scenario() -> list[asyncio.Event]:
         return gates(1000)
 
