@@ -17,17 +17,18 @@ MOST_ORDERS = 1000
 # The leader puts orders in, and never waits. The Attend call takes them out and writes them (``attend_call``). When the
 # node does not read, gRPC holds the call back: orders pile up here.
 #
-# A step begins with the first stage, and a commit has all nodes wake. Where some of them share a machine the first
-# stage's owner then waited for a processor, up to 3 ms, behind others that have no input yet and behind this process.
+# A step begins with the first stage, and a commit wakes all nodes. Where some of them share a machine, the first
+# stage's owner would wait for a processor, up to 3 ms: behind nodes that have no input yet, and behind this process.
 # So a commit goes out stage by stage, the first stage first. Each stage has a gate. An order waits in its stream until
-# its gate is open, and later orders wait behind it. In between this process sleeps, and its processor is free.
+# its gate is open, and later orders wait behind it. Between two gates this process sleeps. To yield is not enough: the
+# system need not run whoever waits.
 
 MOST_GATES = 8  # later stages share the last gate: a microbatch takes long to reach them
-APART = 0.001  # seconds between two gates: a microbatch takes as long from one stage to the next
+APART = 0.001  # seconds between two gates: a microbatch takes about as long from one stage to the next
 
 
 def gates(stages: int) -> list[asyncio.Event]:
-    """A gate for each stage. They open one after the other, by themselves."""
+    """A gate for each stage. The first is open; the event loop opens the others one by one, APART."""
     loop = asyncio.get_running_loop()
     found = [asyncio.Event() for _ in range(min(stages, MOST_GATES))]
 

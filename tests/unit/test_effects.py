@@ -2,7 +2,7 @@
 
 import asyncio
 
-from culm.coordinator.edges.order_stream import MOST_GATES, OrderStream, gates
+from culm.coordinator.edges.order_stream import APART, MOST_GATES, OrderStream, gates
 from culm.coordinator.edges.translation import by_stage
 from culm.pipeline.plan import Plan, StagePlan, Standby
 from culm.protos import coordinator_pb2 as pb
@@ -47,7 +47,22 @@ def test_orders_are_written_as_their_gates_open_and_stay_in_order() -> None:
     assert written == [(node, step) for node in ("n0", "n1", "n2") for step in (3, 4)]
 
 
-def test_late_stages_have_one_gate_so_that_a_long_pipeline_has_its_commit_as_soon() -> None:
+def test_a_later_stages_gate_opens_after_a_pause_and_not_in_the_loops_next_iteration() -> None:
+    async def open_at(*moments: float) -> list[list[bool]]:
+        clock = [0.0]
+        asyncio.get_running_loop().time = lambda: clock[0]  # type: ignore[method-assign]
+        opened, found = gates(3), []
+        for clock[0] in moments:
+            for _ in range(3):  # iterations
+                await asyncio.sleep(0)
+            found.append([gate.is_set() for gate in opened])
+        return found
+
+    found = asyncio.run(open_at(0.0, 1.5 * APART, 3.0 * APART))
+    assert found == [[True, False, False], [True, True, False], [True, True, True]]
+
+
+def test_late_stages_share_a_gate_so_that_a_commit_takes_no_longer_in_a_long_pipeline() -> None:
     async def scenario() -> list[asyncio.Event]:
         return gates(1000)
 
