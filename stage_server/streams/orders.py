@@ -114,8 +114,10 @@ class Orders:
         # When a coordinator was last attended; before the first Welcome, when one was first reached; None before that.
         self._left_at: float | None = None
         # Invariant: set from the announcement to the stream's end, and None outside. A report is dropped meanwhile:
-        # what still counts is repeated when the node attaches again (rule 6). Read by any thread, set by one.
+        # what still counts is repeated when the node attaches again (rule 6). Read by any thread. Two set it, the order
+        # thread and the one that has built the model, so ``_announcing`` keeps an announcement from an ended stream.
         self._up: queue.SimpleQueue[pb.AttendRequest | None] | None = None
+        self._announcing = threading.Lock()
         self._closed = threading.Event()
         self._beat_seconds = 0.5  # until a Welcome says otherwise
         self._term = 0  # of the coordinator whose Welcome was obeyed last; 0: none was
@@ -258,6 +260,7 @@ class Orders:
 
     def _stream(self, stub: CoordinatorStub) -> None:
         up: queue.SimpleQueue[pb.AttendRequest | None] = queue.SimpleQueue()
+        ended = False
         join = self._listener.join()
         up.put(pb.AttendRequest(join=join))
 
@@ -266,9 +269,11 @@ class Orders:
                 yield request
 
         def announce(facts: list[pb.AttendRequest]) -> None:
-            for fact in facts:
-                up.put(fact)
-            self._up = up
+            with self._announcing:
+                if not ended:
+                    for fact in facts:
+                        up.put(fact)
+                    self._up = up
 
         self._call = call = stub.Attend(requests())
         before = pb.Plan()  # the last plan of this stream, whole
@@ -303,6 +308,8 @@ class Orders:
             else:
                 SELDOM.say(self._coordinator, f"the connection to the coordinator is opened anew: {error}")
         finally:
+            with self._announcing:
+                ended = True
             call.cancel()
             up.put(None)
 

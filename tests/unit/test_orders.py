@@ -84,6 +84,28 @@ class Announcing:
         return
 
 
+class Late(Announcing):
+    """A node that announces itself once more on its first stream, when it already opens the second one."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: None)
+        self.orders: Orders | None = None
+        self.attended: list[bool] = []  # after each late announcement
+        self.reopened = threading.Event()
+        self._first: Callable[[list[pb.AttendRequest]], None] | None = None
+
+    def join(self) -> pb.Join:
+        if self._first is not None and self.orders is not None:
+            self._first([pb.AttendRequest(heartbeat=pb.Heartbeat())])
+            self.attended.append(self.orders.attends)
+            self.reopened.set()
+        return super().join()
+
+    def attached(self, announce: Callable[[list[pb.AttendRequest]], None]) -> None:
+        self._first = self._first or announce
+        super().attached(announce)
+
+
 def test_a_node_whose_certificate_breaks_waits_no_longer_than_for_any_coordinator(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -134,6 +156,23 @@ def test_a_node_that_is_dismissed_opens_no_other_stream(caplog: pytest.LogCaptur
             server.stop(None)
     assert coordinator.streams == 1
     assert caplog.text == ""
+
+
+def test_an_announcement_that_comes_after_the_end_of_its_stream_is_none() -> None:
+    """A node that had built its model just then counted as attended, and said twice why it was refused."""
+    server = grpc.server(ThreadPoolExecutor(2))
+    add_CoordinatorServicer_to_server(OneStream(), server)  # type: ignore[abstract]
+    address = f"127.0.0.1:{add_port(server, '127.0.0.1:0', insecure=True)}"
+    server.start()
+    node = Late()
+    node.orders = Orders(address, node, DEADLINE, lambda why: None, Patience())
+    node.orders.start()
+    try:
+        assert node.reopened.wait(DEADLINE)
+    finally:
+        node.orders.close()
+        server.stop(None)
+    assert not any(node.attended)
 
 
 def test_a_higher_term_that_comes_before_the_announcement_is_not_missed(
