@@ -13,6 +13,7 @@ from types import FrameType
 FOLDER, ROOT = os.environ.get("CULM_TRACE_FOLDER", ""), os.environ.get("CULM_TRACE_ROOT", "")
 KEY = tuple(map(int, os.environ.get("CULM_TRACE_KEY", "").split()))  # step, pipeline, kind, stage, index of the tensor
 NODE = os.environ.get("CULM_TRACE_NODE", "")  # the node that is lost
+ENDS = ("first", "last")  # whether a stage is that of its pipeline; trees before bf8fcd24 say _first and _last
 MARKED = {"forward"}  # of these it also matters when they return, and of what they are
 _known: dict[str, str] = {}  # what code says of its file -> the file in the repository, or nothing
 _files: dict[int, int] = {}  # process -> its open file
@@ -59,7 +60,8 @@ def _write(frame: FrameType, event: str, argument: object) -> None:
     marks = ""
     if code.co_name in MARKED and "microbatch" in frame.f_locals:
         stage = frame.f_locals["self"]
-        marks = f"{stage._step} {frame.f_locals['microbatch']} {int(stage._first)} {int(stage._last)}"
+        ends = [getattr(stage, end, None) or getattr(stage, f"_{end}", False) for end in ENDS]
+        marks = f"{stage._step} {frame.f_locals['microbatch']} {int(ends[0])} {int(ends[1])}"
     process = os.getpid()
     if process not in _files:  # also after a fork
         _files[process] = os.open(os.path.join(FOLDER, str(process)), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
