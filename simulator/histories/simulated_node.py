@@ -16,7 +16,8 @@ from culm.simulator.histories.simulated_compute import SimulatedCompute
 from culm.simulator.histories.simulated_dataset import SimulatedReading
 from culm.simulator.histories.simulated_streams import SimulatedStreams
 from culm.simulator.histories.world import Node, World
-from culm.stage_server.watching.durations import Durations, kind_of
+from culm.stage_server.watching.durations import Durations
+from culm.stage_server.watching.kinds import kind_of
 from culm.stage_server.worker.effects import (
     Acknowledge,
     Adopted,

@@ -9,10 +9,11 @@ from culm.pipeline.tensors.values import Value
 from culm.protos import coordinator_pb2 as pb
 from culm.stage_server.compute.keeping import Limit
 from culm.stage_server.watching import spans
-from culm.stage_server.watching.durations import Durations, kind_of
+from culm.stage_server.watching.durations import Durations
+from culm.stage_server.watching.kinds import kind_of
 from culm.stage_server.watching.slack import CHECKS, COMMIT, LOADS, Awaited, Slack
 from culm.stage_server.watching.spans import Kept, Spans
-from culm.stage_server.watching.time_split import Times, phase_of, redundant_share
+from culm.stage_server.watching.time_split import Times, redundant_share
 from culm.stage_server.worker.work import Audit, Check, Load, Run, Work
 
 
@@ -59,9 +60,10 @@ class Activity:
         """``owned``: the layers of each stage that the node owns; ``step``: the one that runs."""
         self._began, self._step = self._clock(), step
         self._spans.goes_on(self._began)
-        self.times.turn(phase_of(work), self._began, redundant_share(work, owned))
+        kind = kind_of(work)
+        self.times.turn(kind.phase, self._began, redundant_share(work, owned) if kind.phase == "apply" else 0.0)
         self._running = work
-        self._durations.begin(kind_of(work), self._began)
+        self._durations.begin(kind, self._began)
 
     def computed(self) -> None:
         """The present piece of work is done; its result is still to be handed on."""

@@ -3,10 +3,8 @@
 import statistics
 from collections import deque
 from dataclasses import dataclass, field
-from functools import cache
 
-from culm.pipeline.instruction import Pass
-from culm.stage_server.worker.work import Apply, Load, Reduce, Run, Sum, V, Work
+from culm.stage_server.watching.kinds import Kind
 
 BASELINE = 32  # pieces of work of a kind that say what is usual
 RECENT = 16  # that say what it is like now
@@ -23,24 +21,21 @@ class Usual:
     samples: int = 0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Kind:
-    """Such as the forwards of one stage. There is one object of each, which ``kind_of`` gives."""
-
-    name: str
-    # Whether it takes about as long each time, as long as the node holds the same layers: else no history is kept.
-    is_regular: bool = False
-    # Whether it tells how slow the node is: it is of the node's own stages, and computes the same each time.
-    is_measure: bool = False
-
-
 @dataclass
 class _Past:
     """Of one kind."""
 
     first: list[float] = field(default_factory=list)
-    usual: Usual = Usual()  # of these; replaced whole, so that who asks needs no lock
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+    _usual: Usual = Usual()  # of the first ones, as of when somebody asked last
+
+    def usual(self) -> Usual:
+        """Worked out when somebody asks, on any thread: the one that works only adds to ``first``."""
+        first = list(self.first)
+        if len(first) != self._usual.samples:
+            median = statistics.median(first)
+            self._usual = Usual(median, statistics.median(abs(x - median) for x in first), len(first))
+        return self._usual
 
 
 class Durations:
@@ -72,7 +67,6 @@ class Durations:
         seconds = now - began
         if len(known.first) < BASELINE:
             known.first.append(seconds)
-            known.usual = _usual(known.first)
         known.recent.append(seconds)
 
     def running(self, now: float) -> tuple[float, Usual]:
@@ -82,7 +76,7 @@ class Durations:
             return 0.0, Usual()
         known = self._kinds.get(running[0])
         # Who asks may have read the clock just before the work began.
-        return max(0.0, now - running[1]), known.usual if known is not None else Usual()
+        return max(0.0, now - running[1]), known.usual() if known is not None else Usual()
 
     def slowness(self) -> float:
         """How many times slower the node has become since it started; 1.0 as long as that is not beyond doubt."""
@@ -91,8 +85,9 @@ class Durations:
         if not kinds:
             return self._factor
         now = sum(statistics.median(list(k.recent)) for k in kinds)
-        before = sum(k.usual.median for k in kinds)
-        doubt = DEVIATIONS * sum(k.usual.deviation for k in kinds)
+        usual = [k.usual() for k in kinds]
+        before = sum(x.median for x in usual)
+        doubt = DEVIATIONS * sum(x.deviation for x in usual)
         ratio = now / before if before else 1.0
         changed = abs(now - before) > doubt and not 1 / NOTICEABLE < ratio < NOTICEABLE
         return self._factor * ratio if changed else self._factor
@@ -101,28 +96,3 @@ class Durations:
         """The stages are others from now on: what was usual for them says nothing more, but how slow it was does."""
         self._factor = self.slowness()
         self._kinds = {}
-
-
-def _usual(past: list[float]) -> Usual:
-    median = statistics.median(past)
-    return Usual(median, statistics.median(abs(x - median) for x in past), len(past))
-
-
-@cache
-def _of_runs(stage: int, op: Pass, ahead: bool) -> Kind:
-    own = f"{stage}{op}"
-    return Kind(f"{own} ahead" if ahead else own, is_regular=True, is_measure=not ahead)
-
-
-@cache
-def _of_others(name: str, is_regular: bool) -> Kind:
-    return Kind(name, is_regular)
-
-
-def kind_of(work: Work[V] | Load) -> Kind:
-    """As what its time is kept."""
-    if isinstance(work, Run):
-        return _of_runs(work.instruction.stage, work.instruction.op, work.redundant)
-    # To arrange takes no time at all, or builds layers. A layer that was seeded catches up by itself.
-    is_regular = isinstance(work, Reduce | Sum) or (isinstance(work, Apply) and not work.catch_up)
-    return _of_others(type(work).__name__.lower(), is_regular)

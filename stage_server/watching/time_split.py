@@ -2,27 +2,12 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import fields
-from typing import Literal
 
-from culm.pipeline.flow import FORWARDS
 from culm.pipeline.times import TimeSplit
-from culm.stage_server.worker.work import Apply, Audit, Check, Install, Load, Reduce, Run, Sum, V, Work
+from culm.stage_server.watching.kinds import Phase
+from culm.stage_server.worker.work import Apply, Install, Load, V, Work
 
-Phase = Literal["forward", "backward", "redundant", "apply", "bubble", "idle"]
 PLACE = {field.name: i for i, field in enumerate(fields(TimeSplit))}
-
-
-def phase_of(work: Work[V] | Load) -> Phase:
-    """What a piece of work counts as. Samples are for forwards; giving a stage's reduced gradient ends its
-    backwards.
-    """
-    if isinstance(work, Run):
-        return "redundant" if work.redundant else "forward" if work.instruction.op in FORWARDS else "backward"
-    if isinstance(work, Load):
-        return "forward"
-    if isinstance(work, Audit | Check):
-        return "redundant"
-    return "backward" if isinstance(work, Reduce | Sum) else "apply"
 
 
 def redundant_share(work: Work[V] | Load, owned: Collection[range]) -> float:

@@ -10,7 +10,8 @@ from culm.pipeline.schedule import Schedule
 from culm.pipeline.ties import Addend
 from culm.pipeline.times import TimeSplit
 from culm.pipeline.tree import Block
-from culm.stage_server.watching.time_split import Phase, Times, phase_of, redundant_share
+from culm.stage_server.watching.kinds import Phase, kind_of
+from culm.stage_server.watching.time_split import Times, redundant_share
 from culm.stage_server.watching.traffic import Traffic
 from culm.stage_server.worker.work import Apply, Arrange, Install, Reduce, Run, Save, Work
 from culm.stage_server.worker.worker import Worker
@@ -40,7 +41,7 @@ WORKS: list[tuple[Work[Nothing], Phase]] = [
 
 @pytest.mark.parametrize(("work", "phase"), WORKS)
 def test_every_piece_of_work_counts_as_one_phase(work: Work[Nothing], phase: Phase) -> None:
-    assert phase_of(work) == phase
+    assert kind_of(work).phase == phase
 
 
 def test_the_split_is_all_of_the_time() -> None:
