@@ -17,14 +17,17 @@
 # nobody waits for that one's. Second halves come last, before the next forward where a stage keeps as many graphs as
 # the first one does.
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from culm.pipeline.flow import stages_after, takes_samples
 from culm.pipeline.instruction import Duty, Instruction
 from culm.pipeline.schedule import Schedule
 
-HasInput = Callable[[Instruction], bool]  # whether an instruction's input is here
+T = TypeVar("T", bound=tuple[object, ...])  # what names an input: a key, or the instruction that gives it
+Missing = Callable[[Instruction], T | None]  # an input of an instruction that is not here; None: all of them are
+Ranked = tuple[tuple[int, ...], Instruction]
 
 
 @dataclass(slots=True, kw_only=True)  # not frozen: one is made before every instruction, in a third of the time
@@ -42,63 +45,70 @@ class Left:
     halves: int = 0  # microbatches whose forward has run, and whose second half has not; of split backwards alone
 
 
-def choose(left: Sequence[Left], schedule: Schedule, stages: int, has_input: HasInput) -> Instruction | None:
+def choose(left: Sequence[Left], schedule: Schedule, stages: int, missing: Missing[T]) -> Instruction | None:
     """The next of a node's instructions; None while none of them may run."""
     if not schedule.splits:
-        return _forward(left, schedule, stages, has_input) or _backward(left, has_input) or _evaluation(left, has_input)
-    backward = _backward(left, has_input)
+        forward = _first(_forwards(left, schedule, stages), missing)
+        return forward or _first(_backwards(left), missing) or _first(_evaluations(left), missing)
+    backward = _first(_backwards(left), missing)
     if backward is not None and takes_samples(backward.stage):
-        return _forward(left, schedule, stages, has_input) or backward
-    weights = [x.weights for x in left if x.weights is not None]
-    rest = backward or _forward(left, schedule, stages, has_input) or min(weights, default=None)
-    return rest or _evaluation(left, has_input)
+        return _first(_forwards(left, schedule, stages), missing) or backward
+    rest = backward or _first(_forwards(left, schedule, stages), missing) or _first(_weights(left), missing)
+    return rest or _first(_evaluations(left), missing)
 
 
-def _forward(left: Sequence[Left], schedule: Schedule, stages: int, has_input: HasInput) -> Instruction | None:
-    return _first(_with_room(left, schedule, stages), has_input)
+def awaited(left: Sequence[Left], schedule: Schedule, stages: int, missing: Missing[T]) -> T | None:
+    """The input that comes next, as far as can be said, where no instruction may run."""
+    for _, head in (*_forwards(left, schedule, stages), *_backwards(left), *_evaluations(left)):
+        if (lacked := missing(head)) is not None:
+            return lacked
+    return None
 
 
-def _with_room(left: Sequence[Left], schedule: Schedule, stages: int) -> list[tuple[int, Instruction]]:
-    """The forwards that are next, with their turns, of stages that may keep their graph."""
+# What follows runs before every instruction, mostly for one duty: loops take less time than comprehensions there.
+
+
+def _forwards(left: Sequence[Left], schedule: Schedule, stages: int) -> list[Ranked]:
+    """By turn, then of the lowest pipeline and microbatch; the latest stage of those. Of stages that have room."""
     kept: dict[int, int] = {}  # graphs by stage, over all pipelines
     for x in left:
         kept[x.duty.stage] = kept.get(x.duty.stage, 0) + x.graphs
-    return [
-        (x.turn, x.forward)
-        for x in left
-        if x.forward is not None and _has_room(x, kept[x.duty.stage], schedule, stages)
-    ]
+    found: list[Ranked] = []
+    for x in left:
+        if x.forward is None:
+            continue
+        if x.keeps_graph:
+            most = schedule.lead * stages_after(x.duty.stage, stages) + 1
+            most_halves = schedule.lead * (stages - 1) + 1  # as many as the first stage keeps graphs
+            if kept[x.duty.stage] >= most or x.halves >= most_halves:
+                continue
+        found.append(((x.turn, x.duty.pipeline, x.forward.microbatch, -x.duty.stage), x.forward))
+    return found
 
 
-def _backward(left: Sequence[Left], has_input: HasInput) -> Instruction | None:
-    found = [(-x.duty.stage, x.turn, x.backward) for x in left if x.backward is not None and has_input(x.backward)]
-    return min(found)[-1] if found else None
+def _backwards(left: Sequence[Left]) -> list[Ranked]:
+    found: list[Ranked] = []
+    for x in left:
+        if x.backward is not None:
+            found.append(((-x.duty.stage, x.turn), x.backward))
+    return found
 
 
-def _evaluation(left: Sequence[Left], has_input: HasInput) -> Instruction | None:
-    return _first([(x.turn, x.evaluation) for x in left if x.evaluation is not None], has_input)
+def _weights(left: Sequence[Left]) -> list[Ranked]:
+    return [((x.duty.pipeline, x.duty.stage), x.weights) for x in left if x.weights is not None]
 
 
-def _first(heads: Iterable[tuple[int, Instruction]], has_input: HasInput) -> Instruction | None:
-    """By turn, then of the lowest pipeline and microbatch; the latest stage of those."""
-    found = [(turn, i.duty.pipeline, i.microbatch, -i.duty.stage, i) for turn, i in heads if has_input(i)]
-    return min(found)[-1] if found else None
+def _evaluations(left: Sequence[Left]) -> list[Ranked]:
+    found: list[Ranked] = []
+    for x in left:
+        if x.evaluation is not None:
+            found.append(((x.turn, x.duty.pipeline, x.evaluation.microbatch, -x.duty.stage), x.evaluation))
+    return found
 
 
-def awaited(left: Sequence[Left], schedule: Schedule, stages: int, has_input: HasInput) -> Instruction | None:
-    """The instruction whose input comes next, as far as can be said, where none may run."""
-    forwards = (forward for _, forward in _with_room(left, schedule, stages))
-    backwards = (x.backward for x in left if x.backward is not None)
-    evaluations = (x.evaluation for x in left if x.evaluation is not None)
-    return next((i for heads in (forwards, backwards, evaluations) for i in heads if not has_input(i)), None)
-
-
-def _has_room(x: Left, kept: int, schedule: Schedule, stages: int) -> bool:
-    """Whether the stage may keep one more graph, which it does where the microbatch's backward is to run as well."""
-    if not x.keeps_graph:
-        return True
-    # As many as the first stage keeps: its warmup, and one.
-    most_halves = schedule.lead * (stages - 1) + 1
-    if x.halves >= most_halves:
-        return False
-    return kept < schedule.lead * stages_after(x.duty.stage, stages) + 1
+def _first(heads: list[Ranked], missing: Missing[T]) -> Instruction | None:
+    """The one of the lowest rank whose input is here."""
+    for _, head in sorted(heads):
+        if missing(head) is None:
+            return head
+    return None

@@ -126,9 +126,9 @@ def ideal_step(
     # Moments at which a node may go on: it has done something, or somebody else has. At each one all free nodes look.
     moments, free = [0.0], dict.fromkeys(mine, 0.0)
 
-    def has_input(now: float, instruction: Instruction) -> bool:
+    def missing(now: float, instruction: Instruction) -> Instruction | None:
         needed = awaited(instruction, stages)
-        return needed is None or made.get(needed, now + 1.0) <= now
+        return needed if needed is not None and made.get(needed, now + 1.0) > now else None
 
     while moments:
         now = heappop(moments)
@@ -137,7 +137,7 @@ def ideal_step(
         for node, duties in mine.items():
             if free[node] > now:
                 continue
-            chosen = choose([each.left(schedule) for each in duties], schedule, stages, partial(has_input, now))
+            chosen = choose([each.left(schedule) for each in duties], schedule, stages, partial(missing, now))
             if chosen is None:
                 continue
             end = now + costs[node, chosen.stage, chosen.op]

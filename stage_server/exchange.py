@@ -112,8 +112,8 @@ class Exchange:
     # ---- effects: called with the lock held, and never waiting ------------------------------------------------------
 
     def carry_out(self) -> None:
-        if effects := self.worker.drain():
-            carry_out(effects, self)
+        if self.worker.effects:
+            carry_out(self.worker.drain(), self)
 
     def send(self, effect: Send) -> None:
         self._peers.send(effect.peer, effect.key, effect.later)

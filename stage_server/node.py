@@ -189,7 +189,7 @@ class Node:
                     self._spiller.look(*work.operands, result.value)
                 if isinstance(work, Save):
                     self._exchange.checkpoints.write(work, result.lent)
-                if not self._activity.end(work, self._worker.version, result.kept_bytes):
+                if not self._activity.end(work, self._worker.at.version, result.kept_bytes):
                     self._worker.runner.duties.stopped = True  # memory is short
                 if self._lending.waiting:
                     self._changed.notify_all()
@@ -244,14 +244,15 @@ class Node:
             self._exchange.carry_out()
         self._bubble.load_ahead()
         if work is None:
-            awaited, for_commit = self._worker.awaited, self._worker.waits_for_commit
+            awaited = self._worker.awaited
+            for_commit = awaited is None and self._worker.waits_for_commit
             self._activity.waits(awaited, for_commit)
             if not (self._lending.waiting or self._worker.must_arrange):
                 work = self._bubble.load() or self._bubble.redundant()
             if work is None:
-                self._activity.rests(awaited, for_commit, self._worker.version)
+                self._activity.rests(awaited, for_commit, self._worker.at.version)
         if work is not None:
-            self._activity.begin(work, self._exchange.owned.values(), self._worker.version)
+            self._activity.begin(work, self._exchange.owned.values(), self._worker.at.version)
         return work
 
     def stop(self) -> None:

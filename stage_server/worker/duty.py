@@ -79,23 +79,9 @@ class DutyStep(Generic[V]):
         part: Container[Instruction] | None = None,
     ) -> Left:
         """Of what is not done; of a part, where not all is to be done. ``splits``: whether its backwards are split."""
-        if part is None and not self.under_way:
-            return self._heads_in_order(duty, turn, microbatches, evaluated, splits)
-        forward = self._next_of(duty, "F", microbatches, part)
-        return Left(
-            duty=duty,
-            turn=turn,
-            forward=forward,
-            keeps_graph=part is None or (forward is not None and Instruction(duty, "B", forward.microbatch) in part),
-            backward=self._next_over_graph(duty, "B", microbatches, part),
-            weights=self._next_over_graph(duty, "W", microbatches, part) if splits else None,
-            graphs=self._kept(duty, "B", microbatches, part),
-            evaluation=self._next_of(duty, "E", evaluated, part),
-            halves=self._kept(duty, "W", microbatches, part) if splits else 0,
-        )
-
-    def _heads_in_order(self, duty: Duty, turn: int, microbatches: int, evaluated: int, splits: bool) -> Left:
-        """Where all is to be done microbatches run in order, so that the number of those done tells the next one."""
+        if part is not None or self.under_way:
+            return self._heads_here_and_there(duty, turn, microbatches, evaluated, splits, part)
+        # Where all is to be done microbatches run in order, so that the number of those done tells the next one.
         forwards, backwards, evaluations = self.count["F"], self.count["B"], self.count["E"]
         weights = self.count["W"] if splits else backwards
         return Left(
@@ -107,6 +93,28 @@ class DutyStep(Generic[V]):
             graphs=forwards - backwards,
             evaluation=Instruction(duty, "E", evaluations) if evaluations < evaluated else None,
             halves=forwards - weights if splits else 0,
+        )
+
+    def _heads_here_and_there(
+        self,
+        duty: Duty,
+        turn: int,
+        microbatches: int,
+        evaluated: int,
+        splits: bool,
+        part: Container[Instruction] | None,
+    ) -> Left:
+        forward = self._next_of(duty, "F", microbatches, part)
+        return Left(
+            duty=duty,
+            turn=turn,
+            forward=forward,
+            keeps_graph=part is None or (forward is not None and Instruction(duty, "B", forward.microbatch) in part),
+            backward=self._next_over_graph(duty, "B", microbatches, part),
+            weights=self._next_over_graph(duty, "W", microbatches, part) if splits else None,
+            graphs=self._kept(duty, "B", microbatches, part),
+            evaluation=self._next_of(duty, "E", evaluated, part),
+            halves=self._kept(duty, "W", microbatches, part) if splits else 0,
         )
 
     def _next_of(

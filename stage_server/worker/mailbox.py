@@ -63,6 +63,8 @@ class Mailbox(Generic[V]):
 
     def partials(self, step: int) -> list[tuple[Key, dict[int, tuple[Block, ...]]]]:
         """By the REDUCED that it is to become: the outermost blocks that have come of a bucket, by use, ascending."""
+        if not self._blocks:
+            return []
         return [
             (whole, {use: outermost(blocks) for use, blocks in by_use.items()})
             for whole, by_use in self._blocks.items()

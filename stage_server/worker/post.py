@@ -52,9 +52,9 @@ class Post(Generic[V]):
         self.mailbox: Mailbox[V] = Mailbox()
         self.outbox: Outbox[V] = Outbox(position.node)
         self.early: Early[V] = Early()
-        # What each instruction lacked when it was asked for last, the first one at the end: a step asks many times, and
-        # on a graph an instruction takes many. Of one moment: era, step, and plan.
-        self._missing: dict[Instruction, list[Key]] = {}
+        # What each instruction takes, and what of it lacked when somebody asked last, the first one at the end: a step
+        # asks many times, and on a graph an instruction takes many. Of one moment: era, step, and plan.
+        self._inputs: dict[Instruction, tuple[tuple[Key, ...], list[Key]]] = {}
         self._moment: tuple[int, int, PlanOrder] | None = None
         # What each peer has told last, under the plan of that moment, after all that it holds. An answer to an earlier
         # plan's Hello is not enough: since then the peer may have taken, or given up, other duties.
@@ -241,13 +241,20 @@ class Post(Generic[V]):
         assert plan is not None
         if (moment := (at.era, at.version, plan.order)) != self._moment:
             self._moment = moment
-            self._missing.clear()
-        keys = self._missing.get(instruction)
-        if keys is None:
-            keys = self._missing[instruction] = [*reversed(at.inputs_of(instruction))]
-        while keys and keys[-1] in self.mailbox:  # which keeps what is here until the step is over
-            keys.pop()
-        return keys[-1] if keys else None
+            self._inputs.clear()
+        found = self._inputs.get(instruction)
+        if found is None:
+            keys = at.inputs_of(instruction)
+            found = self._inputs[instruction] = keys, [*reversed(keys)]
+        _, lacking = found
+        while lacking and lacking[-1] in self.mailbox:  # which keeps what is here until the step is over
+            lacking.pop()
+        return lacking[-1] if lacking else None
+
+    def operands(self, instruction: Instruction) -> tuple[V, ...]:
+        """What an instruction takes of others, once ``missing`` has found that all of it is here."""
+        keys, _ = self._inputs[instruction]
+        return tuple([self.mailbox.get(key) for key in keys])
 
     def kept(self, key: Key) -> V | None:
         """A tensor that was received or produced here; between two duties of this node it is both."""

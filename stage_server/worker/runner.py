@@ -157,34 +157,36 @@ class Runner(Generic[V]):
         plan = self._at.plan
         assert plan is not None
         left = [self._left(duty, plan) for duty in self._in_turn]
-        instruction = choose(left, self._at.schedule, len(plan.stages), self._has_input)
+        instruction = choose(left, self._at.schedule, len(plan.stages), self._post.missing)
         if instruction is None:
-            waits = awaited(left, self._at.schedule, len(plan.stages), self._has_input)
-            self.awaited = self._post.missing(waits) if waits is not None else None
+            self.awaited = awaited(left, self._at.schedule, len(plan.stages), self._post.missing)
             return None
         return self._run(instruction)
 
     def _left(self, duty: Duty, plan: Plan) -> Left:
-        at, part = self._at, self._part(duty)
-        if part is not None and not part:
-            return Left(duty=duty)
+        at, step = self._at, self.duties[duty]
+        if not self._holdings.are_at(at.version, plan.stages[duty.stage].layers):
+            return Left(duty=duty)  # its state is on its way still: from a checkpoint, after a rollback
+        part: set[Instruction] | None = None
+        if step.takeover is not None or self._post.holds_whole(duty.stage):
+            part = self._part(duty, step)
+            if part is not None and not part:
+                return Left(duty=duty)
         turn, splits = plan.turns[duty.pipeline], at.schedule.splits_at(duty.stage)
-        return self.duties[duty].heads(duty, turn, at.microbatches, at.evaluated, splits, part)
-
-    def _has_input(self, instruction: Instruction) -> bool:
-        return self._post.missing(instruction) is None
+        return step.heads(duty, turn, at.microbatches, at.evaluated, splits, part)
 
     def _run(self, instruction: Instruction) -> Run[V]:
-        self._note_resumed(instruction.duty)
         step = self.duties[instruction.duty]
         assert step.tenure is not None, f"{instruction.duty} is another node's"
+        if step.takeover is not None:
+            self._note_resumed(instruction.duty)
         return Run(
             instruction=instruction,
             step=self._at.version,
             tenure=step.tenure,
-            operands=tuple([self._post.mailbox.get(key) for key in self._at.inputs_of(instruction)]),
+            operands=self._post.operands(instruction),
             accumulates=step.sums and reduction.accumulates(instruction, step.inherited),
-            ships=self._ships(instruction),
+            ships=self._ships(instruction) if self.ship_every else 0,
             completes=self.summing.completed_by(instruction),
         )
 
@@ -311,13 +313,11 @@ class Runner(Generic[V]):
 
     # ---- what is left -----------------------------------------------------------------------------------------------
 
-    def _part(self, duty: Duty) -> set[Instruction] | None:
-        """What this node is to run of a duty that it owns; None: all that is not done."""
-        if not self._at_version(duty.stage):
-            return set()  # its state is on its way still: from a checkpoint, after a rollback
-        step = self.duties[duty]
-        if step.takeover is None and not self._post.holds_whole(duty.stage):
-            return None
+    def _part(self, duty: Duty, step: DutyStep[V]) -> set[Instruction] | None:
+        """What this node is to run of a duty that came here within the step, or whose stage's whole gradient is here.
+
+        None: all that is not done.
+        """
         if step.takeover is None:
             if len(step.done) == self._at.size_of(duty.stage):
                 return set()
@@ -367,8 +367,6 @@ class Runner(Generic[V]):
 
     def _ships(self, instruction: Instruction) -> int:
         """After how many microbatches, with this instruction, the gradients go to the hot standby; 0: not now."""
-        if not self.ship_every:
-            return 0
         inherited = self.duties[instruction.duty].inherited
         count = reduction.prefix_after(instruction, self._at.schedule, self.ship_every, inherited)
         assert self._at.plan is not None

@@ -95,7 +95,13 @@ class Summing(Generic[V]):
 
     def _next_reduce(self, mine: list[Duty], completed: Duty | None = None) -> Reduce[V] | None:
         """Of a stage; ``mine``: the duties of it that this node runs; ``completed``: one that counts as done."""
-        done = {duty.pipeline for duty in mine if duty == completed or self._is_complete(duty)}
+        done: set[int] = set()
+        for duty in mine:
+            step = self._duties[duty]
+            if step.count["B"] < self._at.microbatches and not step.inherited and duty != completed:
+                continue  # as it is mostly: this is asked before every instruction
+            if duty == completed or self._is_complete(duty):
+                done.add(duty.pipeline)
         if not done or self._post.holds_whole(stage := mine[0].stage):
             return None
         steps = {p: self._duties[Duty(p, stage)] for p in done}
@@ -152,7 +158,7 @@ class Summing(Generic[V]):
     def _is_complete(self, duty: Duty, last: Instruction | None = None) -> bool:
         """Whether all that its gradient needs is done. ``last``: counts as done."""
         step = self._duties[duty]
-        if not step.inherited:  # asked after every piece of work, so it is not to take long
+        if not step.inherited:
             return step.sums and len(step.done) + (last is not None) == self._at.size_of(duty.stage)
         done = step.done if last is None else step.done | {last}
         return step.sums and reduction.is_complete(self._at.order(duty), done, step.inherited)

@@ -64,16 +64,16 @@ class Worker(Generic[V]):
         ship_every: int = 0,
     ) -> None:
         """``checkpoint_every``: in steps; ``eager`` and ``ship_every``: until a plan says otherwise, see Redundancy."""
-        # Since the last drain; the parts add to it. A peer hears a Hello before what is sent under the same plan.
-        self._effects: list[Effect] = []
+        # Since the last drain. A peer hears a Hello before what is sent under the same plan.
+        self.effects: list[Effect] = []
         self.at = Position(node=node, incarnation=incarnation, schedule=schedule, job_steps=steps)
         self.holdings: Holdings[V] = Holdings()
-        self.post: Post[V] = Post(self.at, self._effects)
+        self.post: Post[V] = Post(self.at, self.effects)
         self._arranging = Arranging()
-        self.runner: Runner[V] = Runner(self.at, self.holdings, self.post, self._arranging, self._effects)
+        self.runner: Runner[V] = Runner(self.at, self.holdings, self.post, self._arranging, self.effects)
         self.checking: Checking[V] = Checking(self.at, self.holdings, self.post)
-        self.facts: Facts[V] = Facts(self.at, self.holdings, self.post, self.runner, self.checking, self._effects)
-        self.applying: Applying[V] = Applying(self.at, self.holdings, self.post, self._effects)
+        self.facts: Facts[V] = Facts(self.at, self.holdings, self.post, self.runner, self.checking, self.effects)
+        self.applying: Applying[V] = Applying(self.at, self.holdings, self.post, self.effects)
         self.checkpoint_every = checkpoint_every
         self.runner.eager, self.runner.ship_every = eager, ship_every
         # The newest applied in this era. A coordinator that takes over may learn of it from here alone (rule 8).
@@ -142,8 +142,8 @@ class Worker(Generic[V]):
         elif plan.step > at.committed:
             self._skip_to(plan.step)
         # Before all that the parts send: an heir may have tensors for peers to which the plan before needed no stream.
-        self._effects.append(Adopted(plan))
-        self._effects.extend(SayHello(peer) for peer in peers_of(at.node, plan))
+        self.effects.append(Adopted(plan))
+        self.effects.extend(SayHello(peer) for peer in peers_of(at.node, plan))
         self.checking.adopt(plan)
         fresh = self.runner.adopt(plan, before, anew)
         self.holdings.adopt(plan, at.node, at.version, anew)
@@ -151,7 +151,7 @@ class Worker(Generic[V]):
             # Only at a commit: within a step the node may have reported such a layer ready, and a later plan of the
             # step may count on that (rule 6).
             self.holdings.give_up(plan.layers_of(at.node))
-        self._effects.extend(self.holdings.restores(plan, at.node, anew))
+        self.effects.extend(self.holdings.restores(plan, at.node, anew))
         duties = sorted({*plan.duties_of(at.node), *self.runner.runs_ahead(plan)})
         ranges = tuple((duty, plan.stages[duty.stage].layers) for duty in duties)
         held = self.holdings.held()
@@ -238,7 +238,7 @@ class Worker(Generic[V]):
     def unread(self, era: int) -> None:
         """The checkpoint that the era begins from cannot be read so far: the other holders may have done so."""
         if era == self.at.era and self.at.plan is not None:
-            self._effects.extend(self.holdings.unread(self.at.plan, self.at.node))
+            self.effects.extend(self.holdings.unread(self.at.plan, self.at.node))
 
     # ---- tensors ----------------------------------------------------------------------------------------------------
 
@@ -303,10 +303,9 @@ class Worker(Generic[V]):
         # what was shipped is the first summand (rule 9). A Save comes before what would change the copied version.
         # Installs and catch-ups come before commits, as ``takes_step`` needs it. A commit comes before instructions:
         # its step needs no more of them, and the next step waits for it (rule 2).
-        at = self.at
-        self.runner.awaited = None
-        if (arrange := self._arranging.take()) is not None:
-            return arrange
+        at, self.runner.awaited = self.at, None
+        if self._arranging.due is not None:
+            return self._arranging.take()
         if self.runner.resumes:
             return self.runner.resumes.pop(0)
         if self._saves:
@@ -322,7 +321,8 @@ class Worker(Generic[V]):
         summing = self.runner.summing.next_sum() or self.runner.summing.next_reduce()
         # A duty may turn out to begin the step again: then compute drops what it has of it first. Checks come last.
         work = summing or self.runner.next_run() or self._arranging.take()
-        return work or (self.checking.next() if self.waits_for_commit or not self.runner.duties.owned else None)
+        rests = work is None and self.awaited is None and (self.waits_for_commit or not self.runner.duties.owned)
+        return self.checking.next() if rests else work
 
     def next_redundant(self) -> Run[V] | Check | Audit[V] | None:
         """To do while ``next_work`` gives None: a forward of a duty that this node stands by for, or a check."""
@@ -395,6 +395,6 @@ class Worker(Generic[V]):
 
     def drain(self) -> list[Effect]:
         """What is to be sent since the last call, in order."""
-        effects = list(self._effects)
-        self._effects.clear()
+        effects = list(self.effects)
+        self.effects.clear()
         return effects

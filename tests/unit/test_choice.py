@@ -17,12 +17,12 @@ def left(stage: int, forward: int | None, backward: int | None, pipeline: int = 
     return Left(duty=duty, forward=head("F", forward), backward=head("B", backward), **more)  # type: ignore[arg-type]
 
 
-def all_here(_: Instruction) -> bool:
-    return True
+def all_here(_: Instruction) -> None:
+    return None
 
 
-def none_here(_: Instruction) -> bool:
-    return False
+def none_here(instruction: Instruction) -> Instruction:
+    return instruction
 
 
 def test_forwards_fill_the_pipe_and_then_backwards_go_in_turn() -> None:

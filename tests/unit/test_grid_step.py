@@ -89,14 +89,15 @@ def played(stages: Stages, microbatches: int) -> float:
         backward = Instruction(duty, "B", backwards[duty]) if backwards[duty] < forwards[duty] else None
         return Left(duty=duty, forward=forward, backward=backward, graphs=forwards[duty] - backwards[duty])
 
-    def has_input(instruction: Instruction) -> bool:
-        return awaited(instruction, len(stages)) in {None, *done}
+    def missing(instruction: Instruction) -> Instruction | None:
+        needed = awaited(instruction, len(stages))
+        return needed if needed not in done else None
 
     now = 0.0
     while len(done) < 2 * microbatches * len(duties):
         for node in {owner for stage in stages for owner in stage.owners} - {node for _, node, _ in running}:
             mine = [left_of(duty) for duty in duties if stages[duty.stage].owners[duty.pipeline] == node]
-            chosen = choose(mine, Schedule(microbatches, 2), len(stages), has_input)
+            chosen = choose(mine, Schedule(microbatches, 2), len(stages), missing)
             if chosen is not None:
                 (forwards if chosen.op == "F" else backwards)[chosen.duty] += 1
                 running.append((now + (F if chosen.op == "F" else B), node, chosen))

@@ -48,14 +48,15 @@ def parts_of_time(owners: Owners, microbatches: int, turns: Sequence[int]) -> in
             graphs=graphs,
         )
 
-    def has_input(instruction: Instruction) -> bool:
-        return awaited(instruction, stages) in {None, *done}
+    def missing(instruction: Instruction) -> Instruction | None:
+        needed = awaited(instruction, stages)
+        return needed if needed not in done else None
 
     while len(done) < 2 * microbatches * len(duties):
         busy = {node for _, node, _ in running}
         for node in {owners[d.stage][d.pipeline] for d in duties} - busy:
             mine = [left(duty) for duty in duties if owners[duty.stage][duty.pipeline] == node]
-            if (chosen := choose(mine, Schedule(microbatches), stages, has_input)) is not None:
+            if (chosen := choose(mine, Schedule(microbatches), stages, missing)) is not None:
                 ran[chosen.duty, chosen.op] += 1
                 heapq.heappush(running, (now + (FORWARD if chosen.op == "F" else BACKWARD), node, chosen))
         assert running, "all stand still"
