@@ -148,7 +148,7 @@ class Stage:
             if layer.changing.may_change:
                 layer.changing.begin_forward()
             handed = tensors_in(h) if watches else []
-            before = _versions_of(handed)
+            before = _versions_of(handed) if watches else []
             try:
                 handed_on = between_layers if place < last else after_layers
                 h = handed_on(self._forwards.run(layer.module, h, seed, layer.device.seed))
@@ -165,7 +165,7 @@ class Stage:
             raise _writes_now(_name_of(self.layers[0]), "model.layers")
         if self.last:
             handed = tensors_in(h) if watches else []
-            before = _versions_of(handed)
+            before = _versions_of(handed) if watches else []
             try:
                 with self._forwards.precision():
                     output, (h, counts) = h, taken(self._loss(h, target), self._job)
@@ -232,8 +232,8 @@ class Stage:
         gradients: Mapping[int, torch.Tensor],
         through: Callable[[HeldLayer], None] | None = None,
     ) -> dict[int, torch.Tensor]:
-        if microbatch == self._last_microbatch:
-            self._untouched.before_last_backward()
+        if microbatch == 0:
+            self._untouched.before_first_backward()
         inputs, outputs = self._graphs.pop(microbatch)
         given = self._given(outputs, gradients)
         if self._split is not None:
@@ -241,8 +241,10 @@ class Stage:
         else:
             made = self._run_backward(microbatch, inputs, outputs, given, through)
         self._untouched.refuse_writes()
+        if microbatch == 0:
+            self._untouched.refuse_draws(whole=self._split is None)
         if microbatch == self._last_microbatch:
-            self._untouched.refuse_after_last_backward(whole=self._split is None)
+            self._untouched.refuse_after_last_backward()
         return {i: as_sent(gradient) for i, gradient in sorted(made.items())}
 
     def _given(self, outputs: list[torch.Tensor], gradients: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
@@ -293,9 +295,11 @@ class Stage:
         """The second half of a backward that is split."""
         assert self._split is not None, "the schedule splits no backwards here"
         self._enter()
-        if microbatch == self._last_microbatch:
-            self._untouched.before_last_backward()
+        if microbatch == 0:
+            self._untouched.before_first_backward()
         self._split.of_parameters(microbatch)
+        if microbatch == 0:
+            self._untouched.refuse_draws()
         if microbatch == self._last_microbatch:
             self._untouched.refuse_after_last_backward()
 

@@ -11,8 +11,9 @@ where services are started by hand.
 #                               raise in other words
 #     versions and addresses    of parameters, after the step's last backward: other memory too
 #     checksums                 of parameters, around a stage's first forward: writes through .data count no version
-#     torch's generators        around the step's last backward: looking takes 40 microseconds
-#     numpy's generator         around a stage's first last backward: a tenth of a millisecond
+#     torch's generators        around the step's first backward: looking takes 40 microseconds, and for the last one
+#                               the stage before waits
+#     numpy's generator         around a stage's first backward of all: a tenth of a millisecond
 #     Python's generator        never: libraries draw from it on other threads, as object storages' do between tries
 
 from collections.abc import Iterable, Sequence
@@ -40,7 +41,7 @@ class Untouched:
         self._places: list[tuple[int, int]] = []  # version and address of each parameter, as the step began
         self._versions = 0  # all of them together: none ever falls
         self._sums: list[torch.Tensor] | None = []  # before the first forward; None once that has been compared
-        self._generators: dict[str, Any] | None = None  # before the step's last backward
+        self._generators: dict[str, Any] | None = None  # before the step's first backward
         self._after_backward = False  # whether one has been compared
 
     def begin_step(self) -> None:
@@ -66,14 +67,17 @@ class Untouched:
         if sum(map(_version, self._parameters)) != self._versions:
             self._refuse_changes()
 
-    def before_last_backward(self) -> None:
-        """``refuse_after_last_backward`` is to follow, or the other half of the backward."""
+    def before_first_backward(self) -> None:
+        """``refuse_draws`` is to follow, or the other half of the backward."""
         self._generators = torch_states() | ({} if self._after_backward else numpy_states())
 
-    def refuse_after_last_backward(self, whole: bool = True) -> None:
-        """``whole``: false after the first half of a backward that is split."""
-        assert self._generators is not None, "nothing was looked at before"
+    def refuse_after_last_backward(self) -> None:
+        """What ``refuse_writes`` does not see."""
         self._refuse_changes()
+
+    def refuse_draws(self, whole: bool = True) -> None:
+        """After the step's first backward. ``whole``: false after the first half of one that is split."""
+        assert self._generators is not None, "nothing was looked at before"
         now: dict[str, Any] = {**torch_states()}
         if "numpy's" in self._generators:
             now |= numpy_states()
