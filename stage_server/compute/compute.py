@@ -322,14 +322,18 @@ class Compute:
                 passed_on = runner.evaluate(m, x, compared)
                 value = self._passed_on(passed_on, target) if passed_on is not None else None
                 return self._gave(work, runner, value)
-            with Keeping(self._device, work.redundant) as kept:
-                output = runner.forward(m, x, compared)
-            return self._gave(work, runner, None if last else self._passed_on(output, target), kept.size)
+            if work.redundant:
+                with Keeping(self._device) as kept:
+                    output = runner.forward(m, x, compared)
+                return self._gave(work, runner, None if last else self._passed_on(output, target), kept.size)
+            output = runner.forward(m, x, compared)
+            return self._gave(work, runner, None if last else self._passed_on(output, target))
         if op == "W":
             runner.backward_of_parameters(m)
             return self._gave(work, runner, None)
         given = {i: x for operand in work.operands for i, x in value_here(self._device, operand).by_place().items()}
-        gradients = runner.backward(m, given, work.accumulates, self._through(work.completes))
+        through = self._through(work.completes) if work.completes is not None else None
+        gradients = runner.backward(m, given, work.accumulates, through)
         return self._gave(work, runner, value_home(self._device, Value.gradients(gradients)))
 
     def _run_on_graph(self, work: Run[Value], stage: GraphStage) -> Result:
@@ -354,11 +358,11 @@ class Compute:
     def _passed_on(self, output: Pytree, target: Pytree) -> Value:
         return value_home(self._device, Value.activation(output, mapped(torch.Tensor.detach, target)))
 
-    def _through(self, work: Reduce[Value] | None) -> Callable[[HeldLayer], None] | None:
+    def _through(self, work: Reduce[Value]) -> Callable[[HeldLayer], None] | None:
         """What becomes of a layer within the last backward of a block; None: nothing before the backward is done."""
         # A whole sum tells its norm. To have that from a card would be to wait for all that the card was given so far.
-        waits = work is not None and work.block == Block(0, self._pipelines) and not self._device.in_host
-        if work is None or self.leaving is None or waits:
+        waits = work.block == Block(0, self._pipelines) and not self._device.in_host
+        if self.leaving is None or waits:
             return None
         return partial(self._leave, work, self.leaving, [self._begin(duty, work.step) for duty, _ in work.tenures])
 
@@ -376,6 +380,8 @@ class Compute:
     def _gave(self, work: Run[Value], runner: Stage, value: Value | None, kept_bytes: int = 0) -> Result:
         """An instruction is over when its device is done: that is what its time is taken for. What it gave follows."""
         accumulated = runner.accumulated(work.ships) if work.ships else None
+        if self._device.in_host:
+            return Result(value=value, kept_bytes=kept_bytes, accumulated=accumulated)
         if accumulated is not None:
             accumulated = value_home(self._device, accumulated)
         copied = self._device.copied() if accumulated is not None or (value is not None and value.tensors) else PASSED

@@ -14,26 +14,22 @@ log = logging.getLogger("culm.keeping")
 
 class Keeping:
     """While entered, tensors that a graph saves are counted (``size``, bytes) and moved to the host's memory. They are
-    whole there once the device's ``copied`` has passed.
-
-    Does nothing unless ``wanted``. Parameters are saved as they are: they are held anyhow.
+    whole there once the device's ``copied`` has passed. Parameters are saved as they are: they are held anyhow.
     """
 
-    def __init__(self, device: Device, wanted: bool) -> None:
+    def __init__(self, device: Device) -> None:
         self.size = 0
         self._device = device
-        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack) if wanted else None
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
 
     def __enter__(self) -> Self:
-        if self._hooks is not None:
-            self._hooks.__enter__()
+        self._hooks.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._hooks is not None:
-            self._hooks.__exit__(kind, error, trace)
+        self._hooks.__exit__(kind, error, trace)
 
     def _pack(self, tensor: torch.Tensor) -> Any:
         if tensor.is_leaf and tensor.requires_grad:

@@ -1,6 +1,7 @@
 """Trains a job on stages that stand beside each other in one process, cut anywhere."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -65,7 +66,7 @@ def train(job: Job, cuts: tuple[int, ...], splits: bool, passed: Pass = as_it_is
             x, target = data.microbatch(step, 0, m)
             for s, stage in enumerate(stages):
                 kept = [tensor.clone() for tensor in tensors_in(x)]
-                with Keeping(CPU, redundant):
+                with Keeping(CPU) if redundant else nullcontext():
                     y = stage.forward(m, x, target if s == len(stages) - 1 else None)
                 whole = all(map(torch.equal, tensors_in(x), kept))
                 assert whole, f"stage {s} wrote into what the stage before keeps"

@@ -144,7 +144,7 @@ def test_a_layer_is_built_where_those_of_other_processes_lie() -> None:
 def test_a_graph_that_is_kept_in_the_hosts_memory_keeps_a_views_address() -> None:
     whole = torch.randn(4, 18, requires_grad=True)
     device = Late()
-    with Keeping(device, True):
+    with Keeping(device):
         part = (whole * 1.0)[:, 1:]
         y = part @ part.T
     device.copied().wait()

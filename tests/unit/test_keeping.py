@@ -31,7 +31,7 @@ def test_a_graph_that_saves_its_own_output_goes_with_it() -> None:
     mark = Mark()
     seen = weakref.ref(mark)
     x = torch.randn(3, 4, requires_grad=True)
-    with Keeping(CPU, True) as keeping:
+    with Keeping(CPU) as keeping:
         y = functional.softmax(torch.tanh(Marked.apply(x, mark)), 1)  # type: ignore[no-untyped-call]
     assert keeping.size > 0
     del y, mark
@@ -41,7 +41,7 @@ def test_a_graph_that_saves_its_own_output_goes_with_it() -> None:
 def test_a_saved_tensor_that_was_written_is_told() -> None:
     """torch tells it of tensors that it keeps itself; here the backward went on with the newer numbers."""
     x, factor = torch.ones(3, requires_grad=True), torch.full((3,), 2.0)
-    with Keeping(CPU, True):
+    with Keeping(CPU):
         y = x * factor
     factor.mul_(5.0)
     with pytest.raises(RuntimeError, match="has been modified by an inplace operation"):
@@ -50,7 +50,7 @@ def test_a_saved_tensor_that_was_written_is_told() -> None:
 
 def test_what_is_saved_after_it_was_written_is_taken() -> None:
     x = torch.ones(3, requires_grad=True)
-    with Keeping(CPU, True):
+    with Keeping(CPU):
         y = (functional.relu((x * 2.0).add_(1.0), inplace=True) * 1.0).exp_()
     y.sum().backward()  # type: ignore[no-untyped-call]
     assert x.grad is not None
