@@ -30,16 +30,18 @@ class Digest:
 
     def number(self, numbers: Sequence[float] = (), text: str = "") -> int:
         """Of all that was added, and of these after it. 64 bits."""
-        if numbers or text:
-            whole = self._hash.copy()
-            whole.update(struct.pack(f"<{len(numbers)}d", *numbers) + text.encode())
-            return whole.intdigest()
-        return self._hash.intdigest()
+        return _number(self._hash.copy(), numbers, text)
 
 
 def digest_of_bytes(pieces: Iterable[bytes | bytearray | memoryview], numbers: Sequence[float], text: str) -> int:
     """Of these pieces end to end, of numbers and of a text. 64 bits."""
-    digest = Digest()
+    whole = xxhash.xxh3_64()
     for piece in pieces:
-        digest.add(piece)
-    return digest.number(numbers, text)
+        whole.update(piece)
+    return _number(whole, numbers, text)
+
+
+def _number(whole: xxhash.xxh3_64, numbers: Sequence[float], text: str) -> int:
+    if numbers or text:
+        whole.update(struct.pack(f"<{len(numbers)}d", *numbers) + text.encode())
+    return whole.intdigest()

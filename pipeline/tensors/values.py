@@ -1,6 +1,6 @@
 """A value: the tensors behind one key, and the facts that travel with them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -53,6 +53,8 @@ class Value:
     def output_and_target(self) -> tuple[Pytree, Pytree]:
         """Of an activation. A tensor requires a gradient if it does in one process. Raises NotAPytree."""
         tensors = [_own(name, tensor) for name, tensor in self.tensors]
+        if self.structure == TWO_TENSORS and len(tensors) == 2:  # as most are
+            return tensors[0], tensors[1]
         pair = rebuilt(of_text(self.structure, len(tensors)), tensors)
         if type(pair) is not tuple or len(pair) != 2:
             raise NotAPytree("an activation without a target beside it")
@@ -61,7 +63,7 @@ class Value:
     @staticmethod
     def gradients(by_place: Mapping[int, torch.Tensor]) -> "Value":
         """Of an activation's tensors, by their place in it, in order."""
-        return Value(tuple((f"{OUTPUT}.{place}", gradient) for place, gradient in by_place.items()))
+        return Value(tuple([(f"{OUTPUT}.{place}", gradient) for place, gradient in by_place.items()]))
 
     def by_place(self) -> dict[int, torch.Tensor]:
         """The gradients of ``gradients``."""
@@ -82,6 +84,12 @@ class Value:
         """Of its bytes, facts and structure as they were when somebody first asked, or where it was made."""
         return digest_of_bytes((bytes_of(tensor) for _, tensor in self.tensors), self.facts, self.structure)
 
+    def digest_of(self, data: Sequence[memoryview]) -> int:
+        """The same, where the bytes of all its tensors are at hand."""
+        if "digest" not in self.__dict__:
+            self.made_with(digest_of_bytes(data, self.facts, self.structure))
+        return self.digest
+
     def made_with(self, digest: int) -> "Value":
         """This value, whose digest is known."""
         self.__dict__["digest"] = digest  # where a cached property keeps it
@@ -94,7 +102,10 @@ class Value:
     @property
     def size(self) -> int:
         """Bytes of its tensors."""
-        return sum([tensor.nbytes for _, tensor in self.tensors])
+        found = 0
+        for _, tensor in self.tensors:
+            found += tensor.nbytes
+        return found
 
     def tensor(self) -> torch.Tensor:
         """The tensor of a value that has one."""

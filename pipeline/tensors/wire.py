@@ -26,6 +26,7 @@ from culm.protos import tensor_pb2
 # that does not follow is an error of the sender.
 
 CHUNK_BYTES = 1 << 21  # one large message is far slower than the same bytes in pieces
+SMALL = 1 << 14  # bytes that are copied before another thread could have been given the interpreter
 
 
 def sealed(value: Value) -> tensor_pb2.ValueHeader:
@@ -90,9 +91,24 @@ def pieces(sizes: Sequence[int], chunk_bytes: int = CHUNK_BYTES) -> Iterator[tup
         yield offset, parts
 
 
+def sealed_chunks(value: Value) -> Iterator[tuple[int, list[memoryview], tensor_pb2.ValueHeader | None]]:
+    """As ``chunks``, each with its header: the first one's is sealed, the others have none."""
+    data = _bytes_of(value)
+    value.digest_of(data)  # which it keeps, and ``sealed`` tells
+    for offset, parts in _chunks(data, CHUNK_BYTES):
+        yield offset, parts, sealed(value) if offset == 0 else None
+
+
 def chunks(value: Value, chunk_bytes: int = CHUNK_BYTES) -> Iterator[tuple[int, list[memoryview]]]:
     """``(offset, parts)`` of each of a value's pieces; the parts lie in the tensors' own memory."""
-    data = [bytes_of(tensor) for _, tensor in value.tensors]
+    return _chunks(_bytes_of(value), chunk_bytes)
+
+
+def _bytes_of(value: Value) -> list[memoryview]:
+    return [bytes_of(tensor) for _, tensor in value.tensors]
+
+
+def _chunks(data: list[memoryview], chunk_bytes: int) -> Iterator[tuple[int, list[memoryview]]]:
     if sum(map(len, data)) <= chunk_bytes:  # most values are one piece
         yield 0, data
         return
@@ -139,7 +155,9 @@ class Assembler(Passing):
 
     def add(self, offset: int, payload: bytes | memoryview) -> None:
         super().add(offset, payload)
-        if payload:  # numpy copies without the GIL
+        if len(payload) < SMALL:
+            self._memory.data[offset : offset + len(payload)] = payload
+        else:  # numpy copies without the GIL
             self._memory[offset : offset + len(payload)] = np.frombuffer(payload, np.uint8)
 
     def value(self, digest: int | None = None) -> Value:

@@ -6,6 +6,7 @@ from culm.pipeline.job import Job
 from culm.pipeline.keys import Key
 from culm.pipeline.plan import PlanOrder
 from culm.pipeline.plan_bounds import order_problem
+from culm.pipeline.tensors.buffers import SMALLEST
 from culm.pipeline.tensors.values import Value
 from culm.pipeline.user_code.layer_shapes import LayerShapes
 from culm.pipeline.user_code.model import ModelSource
@@ -58,7 +59,8 @@ class Guard:
         """Whether the tensor may be of use here; one that the worker would drop needs no memory."""
         refuse(bounds.tensor_problem(key, header, self.run) or order_problem(*order))
         if not self._worker.post.waits(order):
-            return not self._worker.post.drops(peer, incarnation, key)
+            # A small one the worker drops itself: to ask twice takes longer than to assemble it.
+            return header.total_bytes < SMALLEST or not self._worker.post.drops(peer, incarnation, key)
         # A plan that never comes must not fill the memory. Whether the sender may send the tensor cannot be told
         # before that plan is here, so only their number is bounded.
         if self._worker.post.early.count(peer) >= self.run.most_arrivals:

@@ -9,7 +9,8 @@
 #
 #     its first chunk      the header is held against the run's bounds, before any memory is set aside
 #     the worker may       the chunks are assembled in memory of the tensor's size (``Assembler``); the whole tensor
-#       take it            goes to the worker, which decides under the node's lock and acknowledges it
+#       take it, or it     goes to the worker, which decides under the node's lock and acknowledges it
+#       is small
 #     the worker would     the chunks are counted and thrown away (``Passing``), with no acknowledgement: plans cross
 #       drop it anyhow     on their way, and the sender is not at fault
 #     it cannot be true    the stream is ended with one line; its sender is not reported as lost

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -39,8 +39,7 @@ LONGEST_VARINT = 10  # bytes, of 64 bits: without a bound a message full of 0xFF
 NOTHING = memoryview(b"")
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
+class Received(NamedTuple):
     """A DeliverRequest; a chunk's payload lies beside it, in the message's own memory."""
 
     request: stage_pb2.DeliverRequest

@@ -58,7 +58,7 @@ from culm.pipeline.patience import DEFAULT, Patience
 from culm.pipeline.plan import Member, PlanOrder
 from culm.pipeline.rpc.channel import details
 from culm.pipeline.tensors.values import Value
-from culm.pipeline.tensors.wire import chunks, sealed
+from culm.pipeline.tensors.wire import sealed_chunks
 from culm.protos import stage_pb2, tensor_pb2
 from culm.stage_server.faults import Faults
 from culm.stage_server.one_machine.local_streams import AT_ONCE
@@ -335,10 +335,9 @@ class Sender:
         total = 0
         # The pieces lie in the tensors' own memory. It may be read without a lock: nobody writes into a tensor once it
         # is in the outbox.
-        for offset, payload in chunks(value):
+        for offset, payload, header in sealed_chunks(value):
             size = sum(map(len, payload))
             total = offset + size
-            header = sealed(value) if offset == 0 else None
             chunk = tensor_pb2.Chunk(key=wire_key, offset=offset, generation=generation, term=term, header=header)
             # The receiver reads a slot when it reads this chunk, so slots and stream keep one order.
             if slots is not None and (slot := slots.put(payload)) is not None:

@@ -189,10 +189,11 @@ def tensor_problem(key: Key, header: tensor_pb2.ValueHeader, run: RunShape) -> s
 
 def boundary_problem(header: tensor_pb2.ValueHeader, is_activation: bool) -> str:
     """Of an activation, or of the gradients of one. Headers that differ in the digest alone are looked at once."""
-    known = tensor_pb2.ValueHeader()
-    known.CopyFrom(header)
-    known.ClearField("digest")
-    facts = known.SerializeToString()
+    digest = header.digest if header.HasField("digest") else None
+    header.ClearField("digest")
+    facts = header.SerializeToString()
+    if digest is not None:
+        header.digest = digest
     look = _boundary_problem if len(facts) <= LONGEST_KEPT else _boundary_problem.__wrapped__
     return look(facts, is_activation)
 
