@@ -84,7 +84,7 @@ class Spiller:
 
     def look(self, *passed: Value | None) -> None:
         """After an instruction: what it took and gave. Called with the node's lock held."""
-        worker, plan = self._worker, self._worker.plan
+        worker, at, plan = self._worker, self._worker.at, self._worker.at.plan
         if plan is None:
             return
         if plan is not self._plan:
@@ -94,16 +94,16 @@ class Spiller:
         for value in passed:
             if value is not None and value.size > self._largest:
                 self._largest = value.size
-        if self._busy or self._failed == worker.version:
+        if self._busy or self._failed == at.version:
             return
         # First an estimate: with a thousand tensors there is no time to add them up after every instruction.
-        count = len(worker.post.mailbox) + len(worker.post.outbox) - len(self._spilled)
-        if count * self._largest <= self._most:
+        count = len(worker.post.mailbox) + len(worker.post.outbox)
+        if count * self._largest <= self._most or (count := count - len(self._spilled)) * self._largest <= self._most:
             return
-        if self._step == worker.version and count < self._enough:
+        if self._step == at.version and count < self._enough:
             return
         chosen = [each for each in to_spill(worker, _size, self._spilled, self._most) if _is_worth_it(each[1])]
-        self._step, self._enough = worker.version, 0 if chosen else count + count // 8 + 1
+        self._step, self._enough = at.version, 0 if chosen else count + count // 8 + 1
         if chosen:
             self._busy = True
             self._waiting.put(chosen)
