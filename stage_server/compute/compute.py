@@ -313,8 +313,7 @@ class Compute:
             if first:
                 inputs, target = self._samples(Load(work.step, duty.pipeline, m, evaluated=op == "E"))
             else:
-                (operand,) = work.operands
-                inputs, target = operand.output_and_target()
+                inputs, target = work.operands[0].output_and_target()
             x = samples_here(self._device, inputs)
             # It was received, and a loss may write into it: whoever runs the forward again needs it as it came.
             compared = mapped(copy_of, samples_here(self._device, target)) if last else None
@@ -332,8 +331,7 @@ class Compute:
             runner.backward_of_parameters(m)
             return self._gave(work, runner, None)
         given = {i: x for operand in work.operands for i, x in value_here(self._device, operand).by_place().items()}
-        through = self._through(work.completes) if work.completes is not None else None
-        gradients = runner.backward(m, given, work.accumulates, through)
+        gradients = runner.backward(m, given, work.accumulates, self._through(work.completes))
         return self._gave(work, runner, value_home(self._device, Value.gradients(gradients)))
 
     def _run_on_graph(self, work: Run[Value], stage: GraphStage) -> Result:
@@ -358,11 +356,11 @@ class Compute:
     def _passed_on(self, output: Pytree, target: Pytree) -> Value:
         return value_home(self._device, Value.activation(output, mapped(torch.Tensor.detach, target)))
 
-    def _through(self, work: Reduce[Value]) -> Callable[[HeldLayer], None] | None:
+    def _through(self, work: Reduce[Value] | None) -> Callable[[HeldLayer], None] | None:
         """What becomes of a layer within the last backward of a block; None: nothing before the backward is done."""
         # A whole sum tells its norm. To have that from a card would be to wait for all that the card was given so far.
-        waits = work.block == Block(0, self._pipelines) and not self._device.in_host
-        if self.leaving is None or waits:
+        waits = work is not None and work.block == Block(0, self._pipelines) and not self._device.in_host
+        if work is None or self.leaving is None or waits:
             return None
         return partial(self._leave, work, self.leaving, [self._begin(duty, work.step) for duty, _ in work.tenures])
 

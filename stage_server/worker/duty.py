@@ -79,31 +79,20 @@ class DutyStep(Generic[V]):
         part: Container[Instruction] | None = None,
     ) -> Left:
         """Of what is not done; of a part, where not all is to be done. ``splits``: whether its backwards are split."""
-        if part is not None or self.under_way:
-            return self._heads_here_and_there(duty, turn, microbatches, evaluated, splits, part)
-        # Where all is to be done microbatches run in order, so that the number of those done tells the next one.
-        forwards, backwards, evaluations = self.count["F"], self.count["B"], self.count["E"]
-        weights = self.count["W"] if splits else backwards
-        return Left(
-            duty=duty,
-            turn=turn,
-            forward=Instruction(duty, "F", forwards) if forwards < microbatches else None,
-            backward=Instruction(duty, "B", backwards) if backwards < forwards else None,
-            weights=Instruction(duty, "W", weights) if weights < backwards else None,
-            graphs=forwards - backwards,
-            evaluation=Instruction(duty, "E", evaluations) if evaluations < evaluated else None,
-            halves=forwards - weights if splits else 0,
-        )
-
-    def _heads_here_and_there(
-        self,
-        duty: Duty,
-        turn: int,
-        microbatches: int,
-        evaluated: int,
-        splits: bool,
-        part: Container[Instruction] | None,
-    ) -> Left:
+        if part is None and not self.under_way:
+            # All is to be done: microbatches run in order, so the number of those done tells the next one.
+            forwards, backwards, evaluations = self.count["F"], self.count["B"], self.count["E"]
+            weights = self.count["W"] if splits else backwards
+            return Left(
+                duty=duty,
+                turn=turn,
+                forward=Instruction(duty, "F", forwards) if forwards < microbatches else None,
+                backward=Instruction(duty, "B", backwards) if backwards < forwards else None,
+                weights=Instruction(duty, "W", weights) if weights < backwards else None,
+                graphs=forwards - backwards,
+                evaluation=Instruction(duty, "E", evaluations) if evaluations < evaluated else None,
+                halves=forwards - weights if splits else 0,
+            )
         forward = self._next_of(duty, "F", microbatches, part)
         return Left(
             duty=duty,
