@@ -12,7 +12,7 @@ from culm.pipeline.tensors.buffers import SMALLEST, Buffers, Bytes
 from culm.pipeline.tensors.digests import Corrupted, digest_of_bytes
 from culm.pipeline.tensors.layout import ALIGNMENT, laid_out, unless_in_order
 from culm.pipeline.tensors.raw import PLAIN, bytes_of
-from culm.pipeline.tensors.tensor_bounds import DTYPES, problem
+from culm.pipeline.tensors.value_layout import Place, layout_of
 from culm.pipeline.tensors.values import Value
 from culm.protos import tensor_pb2
 
@@ -122,35 +122,34 @@ BUFFERS = Buffers()
 class Passing:
     """Takes the pieces of a value that nobody here needs: checks their order, and keeps nothing."""
 
-    def __init__(self, header: tensor_pb2.ValueHeader, checked: bool = False) -> None:
-        """Raises ValueError for a header that cannot be true (rule 18). ``checked``: whoever calls has looked."""
-        if not checked and (wrong := problem(header)):
-            raise ValueError(wrong)
-        self._header = header
+    def __init__(self, header: tensor_pb2.ValueHeader) -> None:
+        """Raises ValueError for a header that cannot be true (rule 18)."""
+        self._layout = layout_of(header)
         self._received = 0
 
     def add(self, offset: int, payload: bytes | memoryview) -> None:
         """Takes the next piece. Raises ValueError if it does not follow the one before."""
-        if offset != self._received or offset + len(payload) > self._header.total_bytes:
+        if offset != self._received or offset + len(payload) > self._layout.total_bytes:
             raise ValueError(
                 f"the piece of {len(payload)} bytes at {offset} does not follow the {self._received} received"
             )
-        if not payload and self._header.total_bytes:
+        if not payload and self._layout.total_bytes:
             raise ValueError("the piece has no bytes")
         self._received += len(payload)
 
     @property
     def complete(self) -> bool:
-        return self._received == self._header.total_bytes
+        return self._received == self._layout.total_bytes
 
 
 class Assembler(Passing):
     """Puts the pieces of one value together."""
 
-    def __init__(self, header: tensor_pb2.ValueHeader, checked: bool = False) -> None:
-        """Raises ValueError for a header that cannot be true (rule 18). ``checked``: whoever calls has looked."""
-        super().__init__(header, checked)
-        total = header.total_bytes
+    def __init__(self, header: tensor_pb2.ValueHeader) -> None:
+        """Raises ValueError for a header that cannot be true (rule 18)."""
+        super().__init__(header)
+        self._made_with = header.digest if header.HasField("digest") else None
+        total = self._layout.total_bytes
         self._memory: Bytes = _small(total) if total < SMALLEST else BUFFERS.take(total)
 
     def add(self, offset: int, payload: bytes | memoryview) -> None:
@@ -165,35 +164,32 @@ class Assembler(Passing):
 
         ``digest``: the one it was made with, where the header does not tell.
         """
-        header = self._header
-        tensors = []
-        start = 0
-        for spec in self._header.tensors:
-            dtype = DTYPES[spec.dtype]
-            shape = tuple(spec.shape)
-            count = math.prod(shape)
-            tensor = self._tensor(start, dtype, shape, count)
-            tensors.append((spec.name, laid_out(tensor, tuple(spec.strides)) if spec.strides else tensor))
-            start += count * dtype.itemsize
-        value = Value(tuple(tensors), tuple(header.squared_norms), tuple(header.tallies), header.structure)
-        made_with = header.digest if header.HasField("digest") else digest
+        layout = self._layout
+        tensors = tuple([(place.name, self._tensor(place)) for place in layout.places])
+        value = Value(tensors, layout.squared_norms, layout.tallies, layout.structure)
+        made_with = self._made_with if self._made_with is not None else digest
         if made_with is None:  # a node of before does not tell
             return value
         found = digest_of_bytes([self._memory.data], value.facts, value.structure)
         if found != made_with:
-            raise Corrupted(f"its {header.total_bytes} bytes have the digest {found:016x}, and not {made_with:016x}")
+            raise Corrupted(f"its {layout.total_bytes} bytes have the digest {found:016x}, and not {made_with:016x}")
         return value.made_with(made_with)
 
-    def _tensor(self, start: int, dtype: torch.dtype, shape: tuple[int, ...], count: int) -> torch.Tensor:
-        if not count:
+    def _tensor(self, place: Place) -> torch.Tensor:
+        tensor = self._in_order(place)
+        return laid_out(tensor, place.strides) if place.strides else tensor
+
+    def _in_order(self, place: Place) -> torch.Tensor:
+        dtype, shape, start = place.dtype, place.shape, place.start
+        if not place.count:
             return torch.empty(shape, dtype=dtype)
         if start % ALIGNMENT:  # kernels choose their way by the address: see ``as_sent``
-            own = torch.from_numpy(self._memory[start : start + count * dtype.itemsize]).clone()
+            own = torch.from_numpy(self._memory[start : place.end]).clone()
             return own.view(dtype).reshape(shape)
         # numpy would refer to the memory itself, and so give it back to the buffers while the tensor is in use.
-        if dtype in PLAIN and self._header.total_bytes < SMALLEST:
+        if dtype in PLAIN and self._layout.total_bytes < SMALLEST:
             return torch.from_numpy(np.ndarray(shape, PLAIN[dtype], self._memory, start))
-        return torch.frombuffer(self._memory, dtype=dtype, count=count, offset=start).reshape(shape)
+        return torch.frombuffer(self._memory, dtype=dtype, count=place.count, offset=start).reshape(shape)
 
 
 def _small(size: int) -> Bytes:

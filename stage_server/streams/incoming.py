@@ -189,8 +189,7 @@ class Incoming:
         if self._assembler is not None:
             raise Unfit(f"{key} begins while pieces of {self._key} are missing")
         taken = self._guard is None or self._guard.takes(self._peer, self._incarnation, order, key, header)
-        checked = self._guard is not None  # with all else that it looks at
-        self._assembler, self._key = Assembler(header, checked) if taken else Passing(header, checked), key
+        self._assembler, self._key = Assembler(header) if taken else Passing(header), key
         self._sink.receiving(key)
 
 

@@ -28,6 +28,7 @@ from culm.pipeline.plan_bounds import (
 from culm.pipeline.tally import LOSS_ALONE, TallyForm
 from culm.pipeline.tensors.pytrees import MOST_TENSORS, of_text
 from culm.pipeline.tensors.tensor_bounds import problem as header_problem
+from culm.pipeline.tensors.value_layout import LONGEST_KEPT, facts_of
 from culm.pipeline.tensors.values import CONSTANT, OUTPUT
 from culm.pipeline.terms import LEAP
 from culm.pipeline.ties import Addend, Ties, addends, numbered
@@ -61,7 +62,6 @@ from culm.stage_server.one_machine.slots import SLOTS
 LEAST_BEAT_SECONDS, MOST_BEAT_SECONDS = 0.01, 3600.0
 # In milliseconds, as gRPC takes its timeouts, it still fits into 32 bits.
 MOST_PATIENCE_SECONDS = 1e6
-LONGEST_KEPT = 1 << 12  # bytes of a header that is looked at once, and remembered
 OUTPUTS = {f"{OUTPUT}.{i}": i for i in range(MOST_TENSORS)}  # names of gradients
 
 
@@ -189,11 +189,7 @@ def tensor_problem(key: Key, header: tensor_pb2.ValueHeader, run: RunShape) -> s
 
 def boundary_problem(header: tensor_pb2.ValueHeader, is_activation: bool) -> str:
     """Of an activation, or of the gradients of one. Headers that differ in the digest alone are looked at once."""
-    digest = header.digest if header.HasField("digest") else None
-    header.ClearField("digest")
-    facts = header.SerializeToString()
-    if digest is not None:
-        header.digest = digest
+    facts = facts_of(header)
     look = _boundary_problem if len(facts) <= LONGEST_KEPT else _boundary_problem.__wrapped__
     return look(facts, is_activation)
 

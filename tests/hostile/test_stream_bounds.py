@@ -10,6 +10,7 @@ from torch import nn
 from culm.pipeline.keys import Key, Kind
 from culm.pipeline.tensors.tensor_bounds import MOST_BYTES
 from culm.pipeline.tensors.tensor_bounds import problem as header_problem
+from culm.pipeline.tensors.value_layout import LONGEST_KEPT
 from culm.pipeline.tensors.values import Value
 from culm.pipeline.tensors.wire import Assembler, header_of, sealed
 from culm.pipeline.ties import Tie
@@ -93,7 +94,7 @@ def test_headers_are_looked_at_once_unless_they_are_long(monkeypatch: pytest.Mon
         return header_problem(header)
 
     monkeypatch.setattr(bounds, "header_problem", looks)
-    longest = header(total=0, name="n" * (bounds.LONGEST_KEPT + 1))
+    longest = header(total=0, name="n" * (LONGEST_KEPT + 1))
     for _ in range(2):
         assert "the tensors have" in bounds.tensor_problem(key(Kind.GRADIENT), longest, RUN)
     assert len(looked_at) == 2
