@@ -18,7 +18,7 @@ from culm.coordinator.edges.background import Background
 from culm.coordinator.edges.billing import Billing
 from culm.coordinator.edges.coordinator_settings import CoordinatorSettings
 from culm.coordinator.edges.event_log import EventLog
-from culm.coordinator.edges.order_stream import OrderStream
+from culm.coordinator.edges.order_stream import APART, OrderStream
 from culm.coordinator.edges.origins import (
     going_on,
     left_behind,
@@ -57,7 +57,7 @@ PROBE_SECONDS = 30.0
 #     decide     a report comes in, ``advance`` gives commands; no await in between
 #     publish    each order goes into the queues of its nodes' streams, in the order of decisions (``publisher``)
 #     record     each event goes into the log, and into the store's queue
-#     persist    the newest state goes into the store's queue, in the next turn of the event loop
+#     persist    the newest state goes into the store's queue, once the first stage's order is on its way
 #     end        LeadAnew: every stream ends, and a higher term is acquired. LostLease: the process ends
 #
 # One asyncio task at a time calls the leader, and ``take`` awaits nothing. So a report is decided and carried out as a
@@ -268,7 +268,7 @@ class Leader:
                 for command in commands:
                     self._carry_out(command)
             if self._unwritten:
-                asyncio.get_running_loop().call_soon(self._write)
+                asyncio.get_running_loop().call_later(APART, self._write)
             if isinstance(report, reports.Tick | reports.Joined):
                 self._bill()
                 if spent := self._spending.due(self._state, self.log, time.monotonic(), time.time()):
@@ -297,8 +297,8 @@ class Leader:
             )
             self.outranked = command
         elif isinstance(command, cmd.Persist):
-            # ``_write`` takes the state as it is once all orders are queued: nodes wait for orders, and nobody for the
-            # store. So of several decisions in one turn of the event loop the last one is written.
+            # ``_write`` takes the state as it is a moment later: nodes wait for orders, and nobody for the store. So of
+            # several decisions in that moment the last one is written.
             self._unwritten = True
         elif isinstance(command, cmd.Record):
             if isinstance(command.event, kinds.Done):
