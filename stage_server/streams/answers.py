@@ -24,7 +24,7 @@ from culm.protos import stage_pb2, tensor_pb2
 
 # Seconds. In a calm step nobody waits for an acknowledgement: the sender keeps the tensor until the commit anyhow
 # (rule 5). One message for many costs less of both nodes' interpreters than one for each.
-AFTERWARDS = 0.2
+AFTERWARDS = 1.0
 # Keys in one message. It bounds what a burst of small tensors leaves unacknowledged when a node is lost.
 MANY = 64
 
