@@ -27,13 +27,15 @@ Nothing else depends on it: where a socket is refused, or this module deleted, e
 # breaks nothing here. Its heartbeats stop, which counts first over gRPC as well (``Patience``).
 
 import contextlib
+import io
 import logging
 import os
+import select
 import socket
 import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NoReturn, Protocol
+from typing import Any, BinaryIO, NoReturn, Protocol
 
 from culm.pipeline.rpc.tls import folder
 
@@ -81,15 +83,36 @@ def _send(end: socket.socket, message: bytes, mark: int = 0) -> None:
     end.sendall(_framed(message, mark))
 
 
-def _messages(end: socket.socket) -> Iterator[bytes]:
+class _Answers(io.RawIOBase):
+    """What comes to the end of a socket through which requests go.
+
+    A thread that waits in ``recv`` is woken by Linux each time the other end has read a request: there is room to write
+    again. It finds nothing and waits on, but takes a processor for that, maybe from whoever has the request. One that
+    waits in ``poll`` is woken by what it waits for.
+    """
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+        self._poll = select.poll()
+        self._poll.register(end, select.POLLIN)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self._poll.poll()
+        return self._end.recv_into(buffer)
+
+
+def _messages(incoming: BinaryIO) -> Iterator[bytes]:
     """Until the other end sends no more. Raises Refused, OSError, or ValueError for what no node sends."""
-    with end.makefile("rb") as file:
-        while head := file.read(LENGTH.size):
+    with incoming:
+        while head := incoming.read(LENGTH.size):
             (length,) = LENGTH.unpack(head.ljust(LENGTH.size, b"\0"))
             size = length & ~REFUSAL
             if size > LONGEST:
                 raise ValueError(f"a message of {size} bytes, of which {LONGEST} are allowed")
-            message = file.read(size)
+            message = incoming.read(size)
             if len(head) < LENGTH.size or len(message) < size:
                 raise ConnectionResetError("it broke within a message")
             if length & REFUSAL:
@@ -134,7 +157,7 @@ class LocalCall:
     def exchange(self, requests: Iterable[bytes]) -> Iterator[bytes]:
         """Sends the requests on a thread of their own; gives the answers. Raises as ``_messages`` does."""
         threading.Thread(target=self._write, args=(requests,), name="send", daemon=True).start()
-        return _messages(self._end)
+        return _messages(io.BufferedReader(_Answers(self._end)))
 
     def send_at_once(self, message: bytes) -> bool:
         """Sends a request if it is small and there is room for it; whether it did. Never waits.
@@ -227,7 +250,7 @@ class LocalServer:
             if self._closed:
                 _wake(end)
         try:
-            for answer in self._handle(_messages(end), _LocalContext()):
+            for answer in self._handle(_messages(end.makefile("rb")), _LocalContext()):
                 _send(end, answer)
         except Refused as refused:
             with contextlib.suppress(OSError):
