@@ -32,7 +32,7 @@ async def persisted_in_the_term_after() -> bool:
     await leader.lead()
     assert (leader.term, store.document) == (4, None), "the term before has written nothing"
     arrives(leader, "n0")
-    leader.take(Draining("n0", "an operator asked"))  # intent is persisted at once (rule 17)
+    leader.take(Draining("n0", "an operator asked"))  # intent is persisted (rule 17)
     await asyncio.sleep(APART)
     return store.document is not None
 
