@@ -7,7 +7,7 @@ from functools import cached_property
 import torch
 
 from culm.pipeline.tensors.digests import digest_of_bytes
-from culm.pipeline.tensors.pytrees import NotAPytree, Pytree, as_text, of_text, parts_of, rebuilt
+from culm.pipeline.tensors.pytrees import NotAPytree, Pytree, as_text, mapped, of_text, parts_of, rebuilt
 from culm.pipeline.tensors.raw import bytes_of
 
 # The tensors of an activation, and of the gradients of one, are numbered as ``pytrees.parts_of`` gives them:
@@ -41,14 +41,14 @@ class Value:
 
     @staticmethod
     def activation(output: Pytree, target: Pytree) -> "Value":
-        """A stage's output, and the microbatch's target. A tensor's name tells whether it requires a gradient."""
-        if isinstance(output, torch.Tensor) and isinstance(target, torch.Tensor) and output is not target:
-            tensors, text = [output, target], TWO_TENSORS  # as most are
-        else:
-            tensors, structure = parts_of((output, target))
-            text = as_text(structure)
-        named = [(f"{OUTPUT if x.requires_grad else CONSTANT}.{i}", x.detach()) for i, x in enumerate(tensors)]
-        return Value(tuple(named), structure=text)
+        """A stage's output, and the microbatch's target, without their graphs. A tensor's name tells whether it
+        requires a gradient, which a target never does.
+        """
+        if isinstance(output, torch.Tensor) and isinstance(target, torch.Tensor):  # as most are
+            both = (_named(0, output), (f"{CONSTANT}.1", target.detach()))
+            return Value(both, structure=TWO_TENSORS)
+        tensors, structure = parts_of((output, mapped(torch.Tensor.detach, target)))
+        return Value(tuple([_named(i, x) for i, x in enumerate(tensors)]), structure=as_text(structure))
 
     def output_and_target(self) -> tuple[Pytree, Pytree]:
         """Of an activation. A tensor requires a gradient if it does in one process. Raises NotAPytree."""
@@ -111,6 +111,10 @@ class Value:
         """The tensor of a value that has one."""
         ((_, tensor),) = self.tensors
         return tensor
+
+
+def _named(place: int, tensor: torch.Tensor) -> tuple[str, torch.Tensor]:
+    return f"{OUTPUT if tensor.requires_grad else CONSTANT}.{place}", tensor.detach()
 
 
 def _own(name: str, tensor: torch.Tensor) -> torch.Tensor:

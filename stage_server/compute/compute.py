@@ -354,7 +354,7 @@ class Compute:
         return Result(value=Value.gradients(gradients))
 
     def _passed_on(self, output: Pytree, target: Pytree) -> Value:
-        return value_home(self._device, Value.activation(output, mapped(torch.Tensor.detach, target)))
+        return value_home(self._device, Value.activation(output, target))
 
     def _through(self, work: Reduce[Value] | None) -> Callable[[HeldLayer], None] | None:
         """What becomes of a layer within the last backward of a block; None: nothing before the backward is done."""

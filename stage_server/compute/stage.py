@@ -119,7 +119,7 @@ class Stage:
             self._split.clear()
 
     def forward(self, microbatch: int, x: Pytree, target: Pytree) -> Pytree:
-        """Runs a microbatch forward and keeps its graph. Returns the output, or at the last stage the loss, detached.
+        """Runs a microbatch forward and keeps its graph. Returns the output, or at the last stage the loss.
 
         x: tensors [B, ...] as the first layer takes them, which are in no other forward; target as the loss takes it,
         None but at the last stage. A tensor of the output requires a gradient if it has a graph, and that of the next
@@ -188,7 +188,7 @@ class Stage:
         self._graphs[microbatch] = (inputs, tensors_in(h))
         if boundaries:
             self._boundaries = boundaries
-        return h.detach() if self.last else mapped(_cut_off, h)
+        return h
 
     def evaluate(self, microbatch: int, x: Pytree, target: Pytree) -> Pytree | None:
         """As ``StageEvaluation.forward``, in the running step."""
