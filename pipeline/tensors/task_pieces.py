@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 
 from culm.pipeline.tensors.values import Value
-from culm.pipeline.tensors.wire import Assembler, sealed_chunks
+from culm.pipeline.tensors.wire import Assembler, seal, sealed_chunks
 from culm.protos import tensor_work_pb2 as pb
 
 
@@ -21,8 +21,11 @@ def by_number(value: Value) -> dict[int, torch.Tensor]:
 
 def pieces_of(value: Value) -> Iterator[pb.TensorPiece]:
     """All of a value, the header first."""
-    for offset, parts, header in sealed_chunks(value):
-        yield pb.TensorPiece(payload=b"".join(parts), offset=offset, header=header)
+    for offset, parts in sealed_chunks(value):
+        piece = pb.TensorPiece(payload=b"".join(parts), offset=offset)
+        if offset == 0:
+            seal(piece.header, value)
+        yield piece
 
 
 def assembled(next_piece: Callable[[], pb.TensorPiece]) -> Value:

@@ -29,11 +29,10 @@ CHUNK_BYTES = 1 << 21  # one large message is far slower than the same bytes in 
 SMALL = 1 << 14  # bytes that are copied before another thread could have been given the interpreter
 
 
-def sealed(value: Value) -> tensor_pb2.ValueHeader:
-    """The header with the value's digest, which whoever receives the value compares."""
-    header = tensor_pb2.ValueHeader(digest=value.digest)
-    header.MergeFrom(header_of(value))
-    return header
+def seal(header: tensor_pb2.ValueHeader, value: Value) -> None:
+    """Makes it the value's, with its digest, which whoever receives the value compares."""
+    header.CopyFrom(header_of(value))
+    header.digest = value.digest
 
 
 def header_of(value: Value) -> tensor_pb2.ValueHeader:
@@ -91,12 +90,11 @@ def pieces(sizes: Sequence[int], chunk_bytes: int = CHUNK_BYTES) -> Iterator[tup
         yield offset, parts
 
 
-def sealed_chunks(value: Value) -> Iterator[tuple[int, list[memoryview], tensor_pb2.ValueHeader | None]]:
-    """As ``chunks``, each with its header: the first one's is sealed, the others have none."""
+def sealed_chunks(value: Value) -> Iterator[tuple[int, list[memoryview]]]:
+    """As ``chunks``, of a value that is sent with its digest: the first one's header is to be sealed (``seal``)."""
     data = _bytes_of(value)
-    value.digest_of(data)  # which it keeps, and ``sealed`` tells
-    for offset, parts in _chunks(data, CHUNK_BYTES):
-        yield offset, parts, sealed(value) if offset == 0 else None
+    value.digest_of(data)  # which it keeps: ``seal`` looks at no byte again
+    return _chunks(data, CHUNK_BYTES)
 
 
 def chunks(value: Value, chunk_bytes: int = CHUNK_BYTES) -> Iterator[tuple[int, list[memoryview]]]:

@@ -58,7 +58,7 @@ from culm.pipeline.patience import DEFAULT, Patience
 from culm.pipeline.plan import Member, PlanOrder
 from culm.pipeline.rpc.channel import details
 from culm.pipeline.tensors.values import Value
-from culm.pipeline.tensors.wire import sealed_chunks
+from culm.pipeline.tensors.wire import seal, sealed_chunks
 from culm.protos import stage_pb2, tensor_pb2
 from culm.stage_server.faults import Faults
 from culm.stage_server.one_machine.local_streams import AT_ONCE
@@ -335,10 +335,12 @@ class Sender:
         total = 0
         # The pieces lie in the tensors' own memory. It may be read without a lock: nobody writes into a tensor once it
         # is in the outbox.
-        for offset, payload, header in sealed_chunks(value):
+        for offset, payload in sealed_chunks(value):
             size = sum(map(len, payload))
             total = offset + size
-            chunk = tensor_pb2.Chunk(key=wire_key, offset=offset, generation=generation, term=term, header=header)
+            chunk = tensor_pb2.Chunk(key=wire_key, offset=offset, generation=generation, term=term)
+            if offset == 0:
+                seal(chunk.header, value)
             # The receiver reads a slot when it reads this chunk, so slots and stream keep one order.
             if slots is not None and (slot := slots.put(payload)) is not None:
                 chunk.slot.number, chunk.slot.size, payload = slot, size, []

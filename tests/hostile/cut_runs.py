@@ -12,7 +12,7 @@ from culm.pipeline.clip import SKIPPED, clip_scale, fault_in
 from culm.pipeline.instruction import Duty, Instruction
 from culm.pipeline.job import Job
 from culm.pipeline.tensors.values import Value
-from culm.pipeline.tensors.wire import Assembler, chunks, sealed
+from culm.pipeline.tensors.wire import Assembler, chunks
 from culm.pipeline.ties import Addend, addends, numbered
 from culm.pipeline.tree import Block, one
 from culm.pipeline.user_code.model import ModelSource
@@ -20,6 +20,7 @@ from culm.stage_server.compute.compute import Compute
 from culm.stage_server.compute.device import CPU, Event
 from culm.stage_server.compute.layer import Values
 from culm.stage_server.worker.work import Apply, Arrange, Install, Reduce, Resume, Run, Save, Sum
+from tests.headers import sealed
 
 OWNED, STOOD_BY = 1, -1  # tenures
 

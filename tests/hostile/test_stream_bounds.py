@@ -12,13 +12,14 @@ from culm.pipeline.tensors.tensor_bounds import MOST_BYTES
 from culm.pipeline.tensors.tensor_bounds import problem as header_problem
 from culm.pipeline.tensors.value_layout import LONGEST_KEPT
 from culm.pipeline.tensors.values import Value
-from culm.pipeline.tensors.wire import Assembler, header_of, sealed
+from culm.pipeline.tensors.wire import Assembler, header_of
 from culm.pipeline.ties import Tie
 from culm.pipeline.user_code.layer_shapes import LayerShapes
 from culm.protos import stage_pb2, tensor_pb2
 from culm.stage_server.one_machine.slots import Slots
 from culm.stage_server.streams import stream_bounds as bounds
 from culm.stage_server.streams.stream_bounds import RunShape
+from tests.headers import sealed
 
 STEPS, MICROBATCHES = 20, 4
 LAYERS = tuple(LayerShapes.of(nn.Linear(3, 3)) for _ in range(4))

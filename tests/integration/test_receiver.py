@@ -13,11 +13,12 @@ from culm.pipeline.messages import key_to_proto
 from culm.pipeline.plan import PlanOrder
 from culm.pipeline.rpc.channel import server_options
 from culm.pipeline.tensors.values import Value
-from culm.pipeline.tensors.wire import chunks, header_of, sealed
+from culm.pipeline.tensors.wire import chunks, header_of
 from culm.protos import stage_pb2, tensor_pb2
 from culm.stage_server.compute.loan import Loan
 from culm.stage_server.streams.plane import deliver, encode
 from culm.stage_server.streams.receiver import Receiver
+from tests.headers import sealed
 
 PATIENCE = 30.0
 KEY = Key(0, 0, 0, Kind.ACTIVATION, 0, 0)

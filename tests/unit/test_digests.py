@@ -11,9 +11,10 @@ import xxhash
 from culm.pipeline.tensors.digests import Corrupted
 from culm.pipeline.tensors.raw import bytes_of
 from culm.pipeline.tensors.values import Value
-from culm.pipeline.tensors.wire import Assembler, chunks, header_of, sealed
+from culm.pipeline.tensors.wire import Assembler, chunks, header_of
 from culm.protos import tensor_pb2
 from culm.stage_server.spiller import written
+from tests.headers import sealed
 
 VALUE = Value((("output.0", torch.tensor([1.5, -0.0, float("nan")])), ("constant.1", torch.arange(3))), (2.0,), (0.5,))
 
