@@ -41,6 +41,8 @@ class StageEvaluation:
 
     def begin_step(self) -> None:
         """What was evaluated in the step is dropped."""
+        if self._job.evaluate is None:
+            return
         self._tallies.clear()
         self._untouched.begin_step()
 
