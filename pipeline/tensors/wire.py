@@ -30,7 +30,7 @@ SMALL = 1 << 14  # bytes that are copied before another thread could have been g
 
 
 def seal(header: tensor_pb2.ValueHeader, value: Value) -> None:
-    """Makes it the value's, with its digest, which whoever receives the value compares."""
+    """Fills a header in with what there is to say of the value, and its digest, which whoever receives it compares."""
     header.CopyFrom(header_of(value))
     header.digest = value.digest
 
