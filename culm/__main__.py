@@ -53,6 +53,9 @@ MODULES = {
 
 NODES = ("stage", "graph-server", "tensor-worker")  # that run the job's code
 
+# Modules that one of the images lacks, since its service needs none of them: deploy/docker/.
+NOT_IN_ALL_IMAGES = ("grpc_reflection", "numpy", "redis", "safetensors", "setproctitle", "torch", "xxhash")
+
 # A health check that takes longer has failed in any case. Docker lets it run on, and begins the next one: on a machine
 # with too much to do there were soon two hundred of them.
 HEALTH_SECONDS = 9
@@ -112,6 +115,11 @@ def main(argv: list[str] | None = None) -> int:
     except (JobError, Unavailable, ValueError) as error:
         last_line(command, in_one_line(error))
         return 1 if isinstance(error, StorageAway) else 2  # a supervisor starts again what did not end with 2
+    except ModuleNotFoundError as error:
+        if error.name not in NOT_IN_ALL_IMAGES:
+            raise  # of the user's code, or of a broken install: the traceback tells where
+        last_line(command, f"{error.name} is not installed here: use another image (docs/images.md), or install it")
+        return 2
     except KeyboardInterrupt:
         print(f"culm {command}: interrupted", file=sys.stderr)
         return interrupts.INTERRUPTED

@@ -1,5 +1,6 @@
 """A service starts without what only others need, and what only asks or decides answers at once."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +37,24 @@ def test_a_command_needs_no_more_than_it_uses(without: str, words: tuple[str, ..
     done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "culm" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("weights", "--coordinator", "127.0.0.1:1"),
+        ("verify", "examples/digits_mlp.toml"),
+        ("profile", "examples/digits_mlp.toml"),
+        ("tensor-worker", "--coordinator", "127.0.0.1:1"),
+    ],
+)
+def test_a_command_without_what_it_needs_names_the_mend_in_one_line(words: tuple[str, ...]) -> None:
+    command = [sys.executable, "-c", WITHOUT, TORCH, *words]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    assert done.returncode == 2
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1, done.stderr
+    assert re.fullmatch(rf"culm {words[0]}: \w+ is not installed here: .*images.md.*", lines[0]), lines[0]
 
 
 @pytest.mark.parametrize(
