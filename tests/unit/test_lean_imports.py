@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from culm.__main__ import NOT_IN_ALL_IMAGES
+
 WITHOUT = """
 import sys
 for name in sys.argv[1].split(","):
@@ -55,6 +57,14 @@ def test_a_command_without_what_it_needs_names_the_mend_in_one_line(words: tuple
     lines = done.stderr.splitlines()
     assert len(lines) == 1, done.stderr
     assert re.fullmatch(rf"culm {words[0]}: \w+ is not installed here: .*images.md.*", lines[0]), lines[0]
+
+
+def test_what_an_image_lacks_is_what_the_lists_of_their_packages_say() -> None:
+    lists = [Path(__file__).parents[2] / "deploy/docker" / f"{image}.txt" for image in ("coordinator", "stage", "ui")]
+    coordinator, stage, ui = ({line for line in each.read_text().splitlines() if line[0] != "#"} for each in lists)
+    not_in_all = (coordinator | stage | ui) - (coordinator & stage & ui) - {"streamlit"}  # culm ui asks for it itself
+    modules = {name.replace("grpcio-reflection", "grpc_reflection") for name in not_in_all}
+    assert sorted(modules) == sorted(NOT_IN_ALL_IMAGES)
 
 
 @pytest.mark.parametrize(
